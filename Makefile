@@ -1,0 +1,54 @@
+# Everything that a fresh clone needs, from a Python of 3.11 or later on.
+# Each target sets up what it uses; the environment lies in .venv and is made once.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check lint types imports bench nightly format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+setup: $(STAMP) ## Make the virtual environment (the others do it too)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python of 3.11 or later found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+run: setup ## Replay a synthetic request trace; the picture goes to replay.html
+	$(BIN)/radixtide replay --config configs/full.toml --report replay.html
+
+test: setup ## Run the tests (those that need a GPU or minutes aside)
+	$(BIN)/python -m pytest -m "not gpu and not nightly"
+
+check: lint types imports test ## Run all that a change must pass
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/python -m pytest --quiet tests/test_import_directions.py tests/test_layout.py
+
+bench: setup ## Print the medians of each call
+	$(BIN)/python -m benchmarks.calls
+
+nightly: setup ## Run the long tests
+	$(BIN)/python -m pytest -m "nightly and not gpu" --timeout=3600
+
+format: setup ## Bring the code into shape
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## Remove all that was made here, the environment too
+	rm -rf $(VENV) build dist *.egg-info replay.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,502 @@
+"""The cache's face: the public coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import torch
+
+from radixtide.actors import calls
+from radixtide.actors.cell import Cell
+from radixtide.actors.component_actor import ComponentActor
+from radixtide.actors.coordinator import Coordinator
+from radixtide.actors.envelope import Interceptor
+from radixtide.actors.hold import Hold
+from radixtide.actors.state import State
+from radixtide.actors.system import ActorSystem, PendingReply
+from radixtide.components.api import (
+    AllocateParams,
+    AllocateResult,
+    AuditReport,
+    CacheReqResult,
+    CacheStats,
+    ComponentType,
+    DecLockRefResult,
+    EvictParams,
+    EvictResult,
+    InsertParams,
+    InsertResult,
+    LockReceipt,
+    MatchPrefixParams,
+    MatchResult,
+    NodeHandle,
+    PinResult,
+    PoolStats,
+    SlotInput,
+    Slots,
+)
+from radixtide.components.base import TreeComponent
+from radixtide.components.policies import plugin_policies
+from radixtide.components.registry import make_components
+from radixtide.components.request import Request
+from radixtide.configs.errors import Busy, CacheClosed, InvalidInput, SlotError
+from radixtide.configs.loader import load_config, validate
+from radixtide.configs.schema import CacheConfig
+from radixtide.tiers.kv_pool import TokenToKVPool
+from radixtide.tiers.request_pool import ReqToTokenPool
+from radixtide.tree.key import RadixKey
+from radixtide.tree.radix_tree import RadixTree
+
+
+class UnifiedRadixCache:
+    """A prefix cache: one radix tree, one actor a component, one coordinator.
+
+    Use it as an async context manager; it belongs to the loop it was entered on. Every call takes
+    ``timeout`` in seconds (default ``limits.call_timeout_s``), after which it raises CallTimeout.
+
+    Calls that take (match_prefix, allocate, inc_lock_ref) are undone when they are cancelled or
+    time out. Calls that give (insert, free, dec_lock_ref, cache_finished_req, cache_unfinished_req,
+    abort_req) are carried out once made. A typed error of either kind has changed nothing.
+    docs/guarantees.md states all of this, and each of its sentences has a test.
+
+    Letters in costs: K key length in units, D nodes on the path, E nodes evicted.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = validate(config, policies=plugin_policies())
+        self.page_size = config.page_size
+        requests = config.pools.requests
+        self.req_to_token_pool = ReqToTokenPool(requests.max_requests, requests.max_context)
+        self._components: list[TreeComponent] = []
+        self._system: ActorSystem | None = None
+        self._coordinator: Cell
+        self._state: State
+        self._tree: RadixTree
+        self._timeout = config.limits.call_timeout_s
+        self._turns = config.limits.immediate_calls
+        self._turn_limit = config.limits.immediate_calls
+        self._resetting = False
+        self._given: asyncio.Event | None = None
+        self.kv_pool: TokenToKVPool | None = None
+        self._build()
+
+    @classmethod
+    def from_toml(cls, path: str | PathLike[str]) -> Self:
+        """Return a cache configured by a TOML file. Raises ConfigError."""
+        return cls(load_config(Path(path), policies=plugin_policies()))
+
+    def _build(self) -> None:
+        config = self.config
+        components, self._tree = make_components(config)
+        self._components = components
+        full = components[0]
+        if config.pools.full.holds_bytes:
+            self.kv_pool = TokenToKVPool(config.pools.full, full.allocator.size)
+
+    # -- life ---------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Start the actors: components first, then the coordinator."""
+        if self._system is not None:
+            raise CacheClosed("the cache was entered before; make a new one")
+        loop = asyncio.get_running_loop()
+        system = ActorSystem(loop, self.config.limits, self.config.delivery == "direct")
+        self._state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
+        cells = [system.spawn(ComponentActor(component)) for component in self._components]
+        self._state.attach(cells)
+        self._coordinator = system.spawn(Coordinator(self._state))
+        system.on_restarted = self._on_restarted
+        self._system = system
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the cache; see :meth:`close`."""
+        await self.close()
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """Carry out what was given, then stop the actors. Idempotent.
+
+        Waits at most `timeout` seconds for queued calls; then they are answered with CacheClosed.
+        """
+        system = self._system
+        if system is None or not self._coordinator.open:
+            return
+        deadline = system.loop.time() + timeout
+        while not system.quiet and system.loop.time() < deadline:
+            # One turn of the loop drains a batch; nothing else is there to wait for.
+            await asyncio.sleep(0)
+        system.stop()
+
+    def _on_restarted(self, cell: Cell) -> None:
+        assert self._system is not None
+        self._system.tell(self._coordinator, calls.Repair(cell.name), sender="supervisor")
+
+    # -- how a call runs ------------------------------------------------------------
+
+    async def _take(self, message: Any, timeout: float | None) -> Any:
+        """Run a call that takes: the turn is given up before, when nothing can be lost."""
+        self._turns -= 1
+        if self._turns <= 0:
+            self._turns = self._turn_limit
+            await asyncio.sleep(0)
+        reply = self._open_system().ask(
+            self._coordinator, message, self._timeout if timeout is None else timeout
+        )
+        if reply.__class__ is PendingReply:
+            return await reply.wait()
+        return reply
+
+    async def _give(self, message: Any, timeout: float | None) -> Any:
+        """Run a call that gives: the turn is given up after, when it is carried out."""
+        reply = self._open_system().ask(
+            self._coordinator, message, self._timeout if timeout is None else timeout, gives=True
+        )
+        if reply.__class__ is PendingReply:
+            reply = await reply.wait()
+        if self._given is not None:
+            self._given.set()
+        self._turns -= 1
+        if self._turns <= 0:
+            self._turns = self._turn_limit
+            await asyncio.sleep(0)
+        return reply
+
+    def _open_system(self) -> ActorSystem:
+        if self._system is None:
+            raise CacheClosed("the cache is not open; use `async with UnifiedRadixCache(...)`")
+        return self._system
+
+    # -- match ----------------------------------------------------------------------
+
+    async def match_prefix(
+        self, params: MatchPrefixParams, *, timeout: float | None = None
+    ) -> MatchResult:
+        """Find the longest cached prefix of a key, and say why it is not longer.
+
+        Touches the path; splits a node where the match ends inside one. With ``lock`` the match is
+        locked in the same step. Cost O(K + D).
+
+        Raises:
+            InvalidKey: the key is empty, too long, or of the wrong unit kind.
+            InvalidRequest: the request is in another namespace, or holds a lock or slots already.
+        """
+        _expect(params, MatchPrefixParams)
+        result: MatchResult = await self._take(params, timeout)
+        return result
+
+    async def device_indices(
+        self, node: NodeHandle, *, timeout: float | None = None
+    ) -> torch.Tensor:
+        """Return the device slots from the root to the end of `node`, a fresh int64 tensor.
+
+        Cost O(depth). Raises StaleNode or UnknownNode.
+        """
+        _expect(node, NodeHandle)
+        slots = await self._take(calls.DeviceIndices(node), timeout)
+        return torch.from_numpy(slots)
+
+    # -- insert ---------------------------------------------------------------------
+
+    async def insert(self, params: InsertParams, *, timeout: float | None = None) -> InsertResult:
+        """Give the slots of a key to the tree; what was cached already is freed.
+
+        Cost O(K + D).
+
+        Raises:
+            InvalidKey: the key is empty, too long, or of the wrong unit kind.
+            InvalidInput: too few slots, wrong dtype or device, or a bad ``prev_prefix_len``.
+            SlotError: slots that the caller does not hold, or that are not whole pages.
+        """
+        _expect(params, InsertParams)
+        slots = as_slots(params.value)
+        return await self._give_insert(msgspec.structs.replace(params, value=slots), timeout)
+
+    async def _give_insert(self, params: InsertParams, timeout: float | None) -> InsertResult:
+        result: InsertResult = await self._give(params, timeout)
+        return result
+
+    # -- slots ----------------------------------------------------------------------
+
+    async def allocate(
+        self, params: AllocateParams, *, timeout: float | None = None
+    ) -> AllocateResult:
+        """Take slots, in whole pages, evicting as needed; all or nothing.
+
+        Cost amortised O(log N) a node evicted.
+
+        Raises:
+            OutOfSlots: not even evicting everything evictable would do.
+            InvalidRequest: the request's row is too short.
+        """
+        _expect(params, AllocateParams)
+        result: AllocateResult = await self._take(params, timeout)
+        return result
+
+    async def free(
+        self,
+        indices: SlotInput,
+        component: str = ComponentType.FULL,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Give back slots that were allocated without a request, in whole pages. Cost O(len).
+
+        Raises:
+            DoubleFree: a slot is free already.
+            SlotError: a slot is the tree's, a request's, out of range, or not in a whole page.
+        """
+        slots = as_slots(indices)
+        await self._give(calls.Free(slots, component), timeout)
+
+    async def evict(self, params: EvictParams, *, timeout: float | None = None) -> EvictResult:
+        """Free at least that many slots, in policy order, where they are evictable.
+
+        Cost O(E log E + slots freed), whatever the size of the tree.
+        """
+        _expect(params, EvictParams)
+        result: EvictResult = await self._give(params, timeout)
+        return result
+
+    # -- locks ----------------------------------------------------------------------
+
+    async def inc_lock_ref(
+        self, node: NodeHandle, *, timeout: float | None = None
+    ) -> LockReceipt:
+        """Protect the path to `node` from eviction. Cost O(nodes newly protected).
+
+        Raises:
+            StaleNode: the node is gone or changed; nothing is locked.
+            UnknownNode: this cache never gave out that handle.
+        """
+        _expect(node, NodeHandle)
+        receipt: LockReceipt = await self._take(calls.IncLockRef(node), timeout)
+        return receipt
+
+    async def dec_lock_ref(
+        self, receipt: LockReceipt, *, timeout: float | None = None
+    ) -> DecLockRefResult:
+        """Undo one lock. Cost O(nodes no longer protected).
+
+        Raises:
+            ReceiptReleased: it was released before.
+            ForeignReceipt: of another cache, from before a reset, or altered.
+            ReceiptError: it is a request's, and is released with the request.
+        """
+        _expect(receipt, LockReceipt)
+        result: DecLockRefResult = await self._give(calls.DecLockRef(receipt), timeout)
+        return result
+
+    def hold(self, match: MatchResult) -> Hold:
+        """Lock a match for the length of an ``async with`` block; yields the receipt.
+
+        The release at the block's end is posted without waiting, so a cancelled scope releases too.
+        """
+        _expect(match, MatchResult)
+        return Hold(self, match.last_device_node)
+
+    def post_release(self, receipt: LockReceipt) -> None:
+        """Release a receipt without waiting; an error is logged. For ``hold``."""
+        system = self._open_system()
+        if self._coordinator.open:
+            system.tell(self._coordinator, calls.DecLockRef(receipt))
+            if self._given is not None:
+                self._given.set()
+
+    # -- requests -------------------------------------------------------------------
+
+    async def cache_unfinished_req(
+        self,
+        req: Request,
+        chunked: bool = False,
+        is_insert: bool = True,
+        *,
+        timeout: float | None = None,
+    ) -> CacheReqResult:
+        """Cache what a running request has computed so far, and go on.
+
+        Inserts the committed tokens (whole pages), writes the tree's slots into the request's row,
+        frees duplicates, moves the lock, and sets ``prefix_indices``, ``cache_protected_len``,
+        ``last_node`` and ``lock``. ``chunked`` marks a chunk of a prefill; it changes nothing in
+        what is cached. With ``is_insert`` false the tree is left alone and the request keeps its
+        slots. Cost O(new tokens), not O(all tokens).
+
+        Raises:
+            InvalidRequest: lengths contradict the ledger, or nothing is known of the request.
+            SlotError: the row names slots that are not the request's.
+        """
+        _expect(req, Request)
+        result: CacheReqResult = await self._give(
+            calls.CacheUnfinishedReq(req, is_insert), timeout
+        )
+        return result
+
+    async def cache_finished_req(
+        self, req: Request, is_insert: bool = True, *, timeout: float | None = None
+    ) -> CacheReqResult:
+        """Cache what a finished request has computed, and free the rest of what it holds.
+
+        Frees duplicates, the unaligned tail, surplus slots and the row; releases the lock.
+        Cost O(K).
+
+        Raises:
+            InvalidRequest: as above; also when the request is finished already.
+            SlotError: as above.
+        """
+        _expect(req, Request)
+        result: CacheReqResult = await self._give(calls.CacheFinishedReq(req, is_insert), timeout)
+        return result
+
+    async def abort_req(self, req: Request, *, timeout: float | None = None) -> CacheReqResult:
+        """Give up a request at any stage: free all it owns, once. Idempotent. Cost O(K)."""
+        _expect(req, Request)
+        result: CacheReqResult = await self._give(calls.AbortReq(req), timeout)
+        return result
+
+    # -- pins -----------------------------------------------------------------------
+
+    async def pin(
+        self, key: RadixKey, ttl: float, *, timeout: float | None = None
+    ) -> PinResult:
+        """Keep the cached part of `key` from eviction for `ttl` seconds, within ``pins.budget``.
+
+        Pinning a pinned key renews its time. Cost O(K + D).
+
+        Raises:
+            PinRefused: over the budget, or nothing of the key is cached.
+        """
+        _expect(key, RadixKey)
+        if not isinstance(ttl, (int, float)) or not math.isfinite(ttl):
+            raise InvalidInput(f"ttl must be a finite number of seconds, not {ttl!r}")
+        result: PinResult = await self._give(calls.PinKey(key, float(ttl)), timeout)
+        return result
+
+    async def unpin(self, key: RadixKey, *, timeout: float | None = None) -> bool:
+        """Let a pinned key go; return whether it was pinned."""
+        _expect(key, RadixKey)
+        result: bool = await self._give(calls.UnpinKey(key), timeout)
+        return result
+
+    # -- the whole cache --------------------------------------------------------------
+
+    async def reset(self, timeout: float = 0.0) -> None:
+        """Drop all that is cached, and start a new generation of handles.
+
+        Waits up to `timeout` seconds until nothing is held, then refuses.
+
+        Raises:
+            Busy: receipts, requests or slots are still held (named), or a reset runs already.
+        """
+        if self._resetting:
+            raise Busy("another reset is waiting; await that one")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        self._resetting = True
+        try:
+            while True:
+                self._given = asyncio.Event()
+                try:
+                    await self._give(calls.Reset(), None)
+                    return
+                except Busy:
+                    left = deadline - loop.time()
+                    if left <= 0:
+                        raise
+                    try:
+                        async with asyncio.timeout(left):
+                            await self._given.wait()
+                    except TimeoutError:
+                        deadline = loop.time()
+        finally:
+            self._resetting = False
+            self._given = None
+
+    async def stats(self) -> CacheStats:
+        """Return sizes, actors and counters. Never waits for an actor. Cost O(components)."""
+        system = self._open_system()
+        state = self._state
+        pools = {}
+        for component in self._components:
+            sizes = component.sizes()
+            pools[component.name] = {
+                "device": PoolStats(
+                    free=sizes.free,
+                    evictable=sizes.evictable,
+                    protected=sizes.protected,
+                    held=sizes.held,
+                    in_flight=0,
+                    size=sizes.size,
+                )
+            }
+        return CacheStats(
+            pools=pools,
+            actors=system.statistics(),
+            nodes=len(state.tree),
+            receipts=len(state.receipts),
+            requests=len(state.ledger),
+            pinned=state.pins.units,
+            generation=state.tree.generation,
+            counters=state.counters.as_dict(),
+        )
+
+    async def audit(self, *, timeout: float | None = None) -> AuditReport:
+        """Recount everything and report what does not hold. Cost O(N + pools): not for hot paths."""
+        report: AuditReport = await self._give(calls.AuditAll(), timeout)
+        return report
+
+    async def pretty_print(self, max_nodes: int = 200, *, timeout: float | None = None) -> str:
+        """Return the tree as text, at most `max_nodes` nodes. Cost O(N)."""
+        text: str = await self._give(calls.Print(max_nodes), timeout)
+        return text
+
+    # -- the seam -------------------------------------------------------------------
+
+    def add_interceptor(self, interceptor: Interceptor) -> None:
+        """Let `interceptor` see every message; delivery is queued while one is installed."""
+        self._open_system().add_interceptor(interceptor)
+
+    def remove_interceptor(self, interceptor: Interceptor) -> None:
+        """Take an interceptor out again."""
+        self._open_system().remove_interceptor(interceptor)
+
+
+def as_slots(indices: SlotInput | Sequence[int]) -> Slots:
+    """Return `indices` as an int64 array, without a copy where it is one.
+
+    Raises:
+        SlotError: not a tensor or array of int64 with one dimension on the CPU.
+    """
+    if isinstance(indices, torch.Tensor):
+        if indices.device.type != "cpu":
+            raise SlotError(f"slot indices are on {indices.device}; pass indices.cpu()")
+        if indices.dtype != torch.int64:
+            raise SlotError(f"slot indices must be int64, not {indices.dtype}")
+        indices = indices.detach().numpy()
+    if not isinstance(indices, np.ndarray):
+        raise SlotError(
+            f"slot indices must be an int64 tensor or array, not {type(indices).__name__}"
+        )
+    if indices.dtype != np.int64:
+        raise SlotError(f"slot indices must be int64, not {indices.dtype}")
+    if indices.ndim != 1:
+        raise SlotError(f"slot indices must have one dimension, not shape {indices.shape}")
+    return indices
+
+
+def _expect(value: object, kind: type) -> None:
+    if value.__class__ is not kind and not isinstance(value, kind):
+        raise InvalidInput(f"expected {kind.__name__}, got {type(value).__name__}")
+
+

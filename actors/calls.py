@@ -1,0 +1,106 @@
+"""Messages from the face to the coordinator that are not public parameter objects."""
+
+from __future__ import annotations
+
+import msgspec
+
+from radixtide.components.api import LockReceipt, NodeHandle, Slots
+from radixtide.components.request import Request
+from radixtide.tree.key import RadixKey
+
+
+class Call(msgspec.Struct, frozen=True, tag=True):
+    """Base of the calls."""
+
+
+class Free(Call, frozen=True, tag=True):
+    """Free slots held outside of any request."""
+
+    slots: Slots
+    component: str
+
+
+class IncLockRef(Call, frozen=True, tag=True):
+    """Lock a node. Reply: LockReceipt."""
+
+    node: NodeHandle
+
+
+class DecLockRef(Call, frozen=True, tag=True):
+    """Release a receipt. Reply: DecLockRefResult."""
+
+    receipt: LockReceipt
+
+
+class CacheFinishedReq(Call, frozen=True, tag=True):
+    """A request is done. Reply: CacheReqResult."""
+
+    req: Request
+    is_insert: bool
+
+
+class CacheUnfinishedReq(Call, frozen=True, tag=True):
+    """A chunk of a request is done. Reply: CacheReqResult."""
+
+    req: Request
+    is_insert: bool
+
+
+class AbortReq(Call, frozen=True, tag=True):
+    """A request is given up. Reply: CacheReqResult."""
+
+    req: Request
+
+
+class UndoMatch(Call, frozen=True, tag=True):
+    """Nobody took the answer of a locking match: release the lock."""
+
+    receipt: LockReceipt
+    req: Request | None
+
+
+class UndoAllocate(Call, frozen=True, tag=True):
+    """Nobody took the answer of an allocation: give the slots back."""
+
+    slots: Slots
+    req: Request | None
+    used: int
+
+
+class DeviceIndices(Call, frozen=True, tag=True):
+    """The slots from the root to a node. Reply: array."""
+
+    node: NodeHandle
+
+
+class PinKey(Call, frozen=True, tag=True):
+    """Keep a cached key from eviction for a time. Reply: PinResult."""
+
+    key: RadixKey
+    ttl_s: float
+
+
+class UnpinKey(Call, frozen=True, tag=True):
+    """Let a pinned key go. Reply: whether it was pinned."""
+
+    key: RadixKey
+
+
+class Reset(Call, frozen=True, tag=True):
+    """Drop everything, if nothing is held. Reply: None."""
+
+
+class AuditAll(Call, frozen=True, tag=True):
+    """Recount everything. Reply: AuditReport."""
+
+
+class Print(Call, frozen=True, tag=True):
+    """Draw the tree. Reply: text."""
+
+    max_nodes: int
+
+
+class Repair(Call, frozen=True, tag=True):
+    """An actor crashed: make the records true again. Reply: None."""
+
+    actor: str

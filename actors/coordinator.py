@@ -1,0 +1,75 @@
+"""The tree coordinator: it alone edits the structure, one operation at a time.
+
+Each operation is a conversation (see :mod:`radixtide.actors.cell`) in a module of its own, over the
+data in :class:`~radixtide.actors.state.State`. All plan first and apply then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from radixtide.actors import calls
+from radixtide.actors.cell import Actor, Handler
+from radixtide.actors.op_admin import audit, pin_key, pretty_print, repair, reset, unpin_key
+from radixtide.actors.op_evict import allocate, evict, free, undo_allocate
+from radixtide.actors.op_insert import insert
+from radixtide.actors.op_lock import dec_lock_ref, inc_lock_ref
+from radixtide.actors.op_match import device_indices, match_prefix, undo_match
+from radixtide.actors.op_request import abort_req, cache_finished_req, cache_unfinished_req
+from radixtide.actors.state import State
+from radixtide.components.api import (
+    AllocateParams,
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+)
+
+OPERATIONS: dict[type, Callable[[State, Any], Any]] = {
+    MatchPrefixParams: match_prefix,
+    InsertParams: insert,
+    AllocateParams: allocate,
+    EvictParams: evict,
+    calls.Free: free,
+    calls.IncLockRef: inc_lock_ref,
+    calls.DecLockRef: dec_lock_ref,
+    calls.CacheFinishedReq: cache_finished_req,
+    calls.CacheUnfinishedReq: cache_unfinished_req,
+    calls.AbortReq: abort_req,
+    calls.UndoMatch: undo_match,
+    calls.UndoAllocate: undo_allocate,
+    calls.DeviceIndices: device_indices,
+    calls.PinKey: pin_key,
+    calls.UnpinKey: unpin_key,
+    calls.Reset: reset,
+    calls.AuditAll: audit,
+    calls.Repair: repair,
+    calls.Print: pretty_print,
+}
+
+
+class Coordinator(Actor):
+    """The actor that serialises structural edits and cascades."""
+
+    name = "coordinator"
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def handlers(self) -> Mapping[type, Handler]:
+        """Return one operation a call."""
+        return {
+            message: partial(operation, self.state) for message, operation in OPERATIONS.items()
+        }
+
+    def give_back(self, message: Any, reply: Any) -> Any:
+        """Return the call that undoes an answer nobody took, or None where it owns nothing."""
+        if isinstance(message, MatchPrefixParams):
+            if reply.receipt is not None:
+                return calls.UndoMatch(reply.receipt, message.req)
+        elif isinstance(message, AllocateParams):
+            return calls.UndoAllocate(reply.indices.numpy(), message.req, message.num_tokens)
+        elif isinstance(message, calls.IncLockRef):
+            return calls.DecLockRef(reply)
+        return None

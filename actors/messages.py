@@ -1,0 +1,178 @@
+"""Messages between the coordinator and the component actors.
+
+Each is a frozen Struct with a tag; nodes travel by reference in process and as ids when encoded.
+``applies`` marks those that change something on the way: once one is sent, the operation runs to
+its end. The others are plans: they may refuse, and change nothing.
+
+How many messages a call costs is tabulated in docs/messages.md, which a test keeps true.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from radixtide.components.api import Slots
+from radixtide.tree.node import Node
+
+Split = tuple[Node, Node]
+"""(prefix, suffix): a new node and the one it was cut from."""
+
+
+class Plan(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Base of messages that change nothing."""
+
+    applies: ClassVar[bool] = False
+
+
+class Apply(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Base of messages that change something and can not be refused."""
+
+    applies: ClassVar[bool] = True
+
+
+class Validate(Plan, frozen=True, tag=True):
+    """Ask how much of a path may be reused. Reply: accepted steps, ascending."""
+
+    path: list[Node]
+    inside: Node | None = None
+    inside_units: int = 0
+
+
+class CommitMatch(Apply, frozen=True, tag=True):
+    """Split, lock, and finalise a match over `path`. Reply: (slots or None, lock record)."""
+
+    path: list[Node]
+    split: Split | None = None
+    lock: bool = False
+
+
+class CheckInsert(Plan, frozen=True, tag=True):
+    """Ask whether the caller may give these slots. Raises SlotError."""
+
+    value: Slots | None
+    holder: int
+    base: int
+    prev: int
+    units: int
+    matched: int
+
+
+class CommitInsert(Apply, frozen=True, tag=True):
+    """Split, attach a leaf, and settle every slot of an insert. Reply: InsertPart."""
+
+    path: list[Node]
+    split: Split | None
+    leaf: Node | None
+    value: Slots | None
+    holder: int
+    base: int
+    prev: int
+    units: int
+    keep_duplicates: bool = False
+    want_indices: bool = False
+
+
+class Lock(Apply, frozen=True, tag=True):
+    """Protect what a user of `node` needs. Reply: the component's lock record."""
+
+    node: Node
+    split: Split | None = None
+
+
+class Unlock(Apply, frozen=True, tag=True):
+    """Undo one lock. Reply: slots that became evictable."""
+
+    node: Node
+    record: Any
+
+
+class Settle(Apply, frozen=True, tag=True):
+    """Move a request on: lock first, then unlock, free slots, drop the holding.
+
+    Reply: (lock record, slots freed).
+    """
+
+    lock: Node | None = None
+    unlock: Node | None = None
+    record: Any = None
+    free: Slots | None = None
+    holder: int | None = None
+
+
+class Propose(Plan, frozen=True, tag=True):
+    """Ask for victims that free `target` slots. Reply: nodes in order."""
+
+    target: int
+
+
+class EvictNodes(Apply, frozen=True, tag=True):
+    """Free the device data of `nodes`, children first. Reply: slots freed."""
+
+    nodes: list[Node]
+
+
+class Reserve(Plan, frozen=True, tag=True):
+    """Take slots for a holder. Reply: Reserved, or Shortage with nothing changed.
+
+    It takes rather than edits: a reply that nobody wants any more is given back.
+    """
+
+    slots: int
+    holder: int
+
+
+class Unreserve(Apply, frozen=True, tag=True):
+    """Give back a Reserved that nobody took."""
+
+    slots: Slots
+    holder: int
+    position: int
+    used: int
+
+
+class CheckRelease(Plan, frozen=True, tag=True):
+    """Ask whether the caller may free these slots. Raises SlotError."""
+
+    slots: Slots
+    holder: int
+
+
+class Release(Apply, frozen=True, tag=True):
+    """Free slots that were checked."""
+
+    slots: Slots
+
+
+class PathSlots(Plan, frozen=True, tag=True):
+    """Ask for the slots along `path`. Reply: an array."""
+
+    path: list[Node]
+
+
+class GetSizes(Plan, frozen=True, tag=True):
+    """Ask for the sizes of the pool. Reply: Sizes."""
+
+
+class Describe(Plan, frozen=True, tag=True):
+    """Ask for a few words on each node, for people. Reply: {node id: text}."""
+
+    nodes: list[Node]
+
+
+class Audit(Plan, frozen=True, tag=True):
+    """Ask for a recount. `locked`: receipts by node id. Reply: list of Violation."""
+
+    locked: dict[int, int]
+
+
+class Rebuild(Apply, frozen=True, tag=True):
+    """Repair after a crash. Reply: nodes without data, children first."""
+
+    locked: dict[int, int]
+    holders: set[int]
+
+
+class Clear(Apply, frozen=True, tag=True):
+    """Forget everything: the tree was reset."""

@@ -1,0 +1,127 @@
+"""Pins, reset, audit, repair, and a picture of the tree."""
+
+from __future__ import annotations
+
+from radixtide.actors.calls import AuditAll, PinKey, Print, Repair, Reset, UnpinKey
+from radixtide.actors.cell import Conversation
+from radixtide.actors.messages import Audit, Clear, Describe, GetSizes, Lock, Rebuild
+from radixtide.actors.op_evict import drop_pin, expire_pins
+from radixtide.actors.pins import Pin
+from radixtide.actors.state import State
+from radixtide.actors.structure_audit import audit_structure
+from radixtide.components.api import AuditReport, PinResult, Violation
+from radixtide.configs.errors import Busy, InvalidInput, PinRefused
+from radixtide.tree.node import Node
+
+
+def pin_key(state: State, p: PinKey) -> Conversation:
+    """Keep the cached part of a key from eviction for a time."""
+    if p.ttl_s <= 0:
+        raise InvalidInput(f"ttl {p.ttl_s} s is not positive")
+    state.check_key(p.key)
+    yield from expire_pins(state)
+    board = state.pins
+    name = board.name(p.key)
+    expires_at = state.clock() + p.ttl_s
+    known = board.get(name)
+    if known is not None:
+        board.renew(known, expires_at)
+        return PinResult(known.node.end, board.budget - board.units)
+    walk = state.tree.walk(p.key)
+    if not walk.matched:
+        raise PinRefused(
+            f"nothing of the key's {walk.limit} units (whole pages) is cached; insert it first"
+        )
+    cost = board.cost(walk.last) + walk.inside_units
+    if walk.inside is not None and walk.inside.pins:
+        cost = 0
+    if board.units + cost > board.budget:
+        raise PinRefused(
+            f"pinning {cost} more units would exceed the budget: {board.units} of "
+            f"{board.budget} (pins.budget) are pinned; unpin others or raise it"
+        )
+    split = state.split_inside(walk)
+    node = walk.last
+    records = yield state.all(Lock(node, split))
+    board.add(Pin(name, node, records, expires_at))
+    return PinResult(node.end, board.budget - board.units)
+
+
+def unpin_key(state: State, p: UnpinKey) -> Conversation:
+    """Let a pinned key go."""
+    state.check_key(p.key)
+    pin = state.pins.get(state.pins.name(p.key))
+    if pin is None:
+        return False
+    yield from drop_pin(state, pin)
+    return True
+
+
+def reset(state: State, p: Reset) -> Conversation:
+    """Drop everything, or raise Busy with the holders' names."""
+    holders = [
+        f"request {entry.req.rid!r}" for entry in state.ledger.entries()
+    ]
+    holders += [
+        f"receipt {number} on node {held.node.id}"
+        for number, held in state.receipts.items()
+        if held.rid is None
+    ]
+    sizes = yield state.all(GetSizes())
+    for cell, size in zip(state.cells, sizes, strict=True):
+        if size.held and not len(state.ledger):
+            holders.append(f"{size.held} slots of pool {cell.name} allocated without a request")
+    if holders:
+        shown = ", ".join(holders[:8]) + (", ..." if len(holders) > 8 else "")
+        raise Busy(f"reset refused, {len(holders)} holder(s) live: {shown}")
+    for pin in state.pins.all():
+        state.pins.remove(pin)
+    yield state.all(Clear())
+    state.tree.reset()
+    state.ghosts.clear()
+
+
+def audit(state: State, p: AuditAll) -> Conversation:
+    """Recount everything in the tree and in every component."""
+    found: list[Violation] = list(audit_structure(state))
+    for part in (yield state.all(Audit(state.locked()))):
+        found.extend(part)
+    return AuditReport(tuple(found))
+
+
+def repair(state: State, p: Repair) -> Conversation:
+    """Make the records true after a crash: what is in doubt is dropped, what is held stays."""
+    state.counters.repairs += 1
+    hollow: set[Node] = set()
+    for part in (yield state.all(Rebuild(state.locked(), state.ledger.holders()))):
+        hollow.update(part)
+    # Deepest first, so that a parent has no children left when its turn comes.
+    for node in sorted(hollow, key=lambda one: one.end, reverse=True):
+        if node.parent is not None and not node.children:
+            state.tree.remove(node)
+
+
+def pretty_print(state: State, p: Print) -> Conversation:
+    """Draw the tree as text, at most `max_nodes` nodes."""
+    tree = state.tree
+    lines = [
+        f"tree: {len(tree)} nodes, generation {tree.generation}, page {state.page_size}, "
+        f"{len(state.receipts)} receipts, {len(state.ledger)} requests, {len(state.pins)} pins"
+    ]
+    shown: list[tuple[Node, int]] = []
+    stack = [(node, 0) for node in reversed(list(tree.root.children.values()))]
+    while stack and len(shown) < p.max_nodes:
+        node, depth = stack.pop()
+        shown.append((node, depth))
+        stack.extend((child, depth + 1) for child in reversed(list(node.children.values())))
+    texts = yield state.all(Describe([node for node, _ in shown]))
+    for node, depth in shown:
+        words = "; ".join(text[node.id] for text in texts)
+        pinned = ", pinned" if node.pins else ""
+        lines.append(
+            f"{'  ' * depth}- node {node.id} [{node.start}, {node.end}) touch {node.touch}, "
+            f"hits {node.hits}, priority {node.priority}{pinned} | {words}"
+        )
+    if len(shown) < len(tree):
+        lines.append(f"... and {len(tree) - len(shown)} more nodes")
+    return "\n".join(lines)

@@ -1,0 +1,41 @@
+"""Lock and unlock."""
+
+from __future__ import annotations
+
+from radixtide.actors.calls import DecLockRef, IncLockRef
+from radixtide.actors.cell import Conversation
+from radixtide.actors.messages import Lock, Unlock
+from radixtide.actors.state import State
+from radixtide.components.api import DecLockRefResult
+from radixtide.configs.errors import ReceiptError
+
+
+def inc_lock_ref(state: State, p: IncLockRef) -> Conversation:
+    """Protect the path to a node, and issue a receipt."""
+    node = state.resolve(p.node)
+    records: list[object] = []
+    if node.parent is not None:
+        records = yield state.all(Lock(node))
+    return state.issue(node, records, None)
+
+
+def dec_lock_ref(state: State, p: DecLockRef) -> Conversation:
+    """Undo exactly what a receipt stands for."""
+    receipt = p.receipt
+    held = state.live(receipt)
+    if held.rid is not None:
+        raise ReceiptError(
+            f"receipt {receipt.id} belongs to request {held.rid!r}; it is released when that "
+            "request finishes or is aborted"
+        )
+    del state.receipts[receipt.id]
+    node = held.node
+    if node.parent is None:
+        return DecLockRefResult({cell.name: 0 for cell in state.cells})
+    moved = yield [
+        (cell, Unlock(node, record))
+        for cell, record in zip(state.cells, held.records, strict=True)
+    ]
+    return DecLockRefResult(
+        {cell.name: units for cell, units in zip(state.cells, moved, strict=True)}
+    )

@@ -1,0 +1,226 @@
+"""The life of a request in the cache: chunk, finish, abort."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedReq
+from radixtide.actors.cell import Conversation
+from radixtide.actors.ledger import Entry
+from radixtide.actors.messages import CheckRelease, Settle
+from radixtide.actors.op_insert import insert_walk
+from radixtide.actors.state import State
+from radixtide.components.api import CacheReqResult, Slots
+from radixtide.components.base import InsertPart
+from radixtide.components.request import Request
+from radixtide.configs.errors import InvalidRequest
+from radixtide.tiers.slots import ANONYMOUS
+from radixtide.tree.key import RadixKey
+from radixtide.tree.radix_tree import Walk
+
+
+class Progress:
+    """How far a request is: what is committed, and where its own slots are."""
+
+    __slots__ = ("committed", "entry", "holder", "own", "protected", "req")
+
+    def __init__(self, state: State, req: Request) -> None:
+        entry = state.ledger.get(req)
+        self.req = req
+        self.entry = entry
+        self.protected = entry.protected if entry is not None else 0
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        row = req.req_pool_idx
+        if row is not None:
+            state.rows.check(row)
+        wanted = req.kv_committed_len
+        if entry is not None and (entry.allocated or row is None):
+            self.holder = entry.holder
+            self.own: Slots | None = None
+            allocated = self.protected + entry.allocated
+        else:
+            if row is None:
+                raise InvalidRequest(
+                    f"request {req.rid!r} holds nothing in this cache: it never matched with a "
+                    "lock, never allocated, has no row, or is finished already"
+                )
+            # A scheduler that allocates without req= writes the row itself.
+            self.holder = ANONYMOUS
+            allocated = tokens
+        self.committed = min(tokens, allocated) if wanted is None else wanted
+        if not self.protected <= self.committed <= min(tokens, allocated):
+            raise InvalidRequest(
+                f"request {req.rid!r}: kv_committed_len {self.committed} is not between the cached "
+                f"prefix ({self.protected}) and what has tokens ({tokens}) and slots "
+                f"({allocated})"
+            )
+        if self.holder == ANONYMOUS:
+            assert row is not None
+            self.own = state.rows.rows[row, self.protected : self.committed].numpy().copy()
+
+    def walk(self, state: State) -> Walk:
+        """Walk the committed tokens from the locked node on: O(new tokens), not O(all)."""
+        req = self.req
+        key = RadixKey(
+            req.segment(self.protected, self.committed),
+            req.extra_key,
+            req.cache_salt,
+            state.tree.bigram,
+        )
+        node = self.entry.node if self.entry is not None else None
+        return state.tree.walk(key, node)
+
+
+def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
+    """Insert what a running request has computed, and move its lock to it."""
+    req = p.req
+    at = Progress(state, req)
+    if not p.is_insert:
+        if at.entry is not None:
+            req.prefix_indices = at.entry.row(state.rows, at.committed)[: at.committed]
+        return CacheReqResult(at.protected, at.protected)
+    walk = at.walk(state)
+    if not walk.limit:
+        return CacheReqResult(at.protected, at.protected)
+    entry = state.ledger.open(req)
+    try:
+        inserted = yield from insert_walk(
+            state,
+            walk,
+            at.own,
+            at.holder,
+            at.protected,
+            max(req.counted_len, at.protected),
+            req.priority,
+            keep_duplicates=True,
+            want_indices=True,
+        )
+    except BaseException:
+        if entry.receipt is None and not entry.allocated:
+            state.ledger.close(entry)
+        raise
+    end = walk.base + walk.limit
+    part: InsertPart = inserted.part
+    assert part.indices is not None
+    # The row first: from here on nothing the engine reads names a duplicate.
+    entry.write(state.rows, walk.base, part.indices)
+    old = state.receipts.pop(entry.receipt) if entry.receipt is not None else None
+    old_node = old.node if old is not None and old.node.parent is not None else None
+    settled = yield [
+        (
+            cell,
+            Settle(
+                lock=inserted.node,
+                unlock=old_node,
+                record=old.records[index] if old is not None and old_node is not None else None,
+                free=part.kept if cell is state.full else None,
+            ),
+        )
+        for index, cell in enumerate(state.cells)
+    ]
+    receipt = state.issue(inserted.node, [record for record, _ in settled], req.rid)
+    entry.receipt = receipt.id
+    entry.node = inserted.node
+    entry.protected = end
+    entry.allocated = max(entry.allocated - walk.limit, 0)
+    req.prefix_indices = entry.row(state.rows, end)[:end]
+    req.last_node = receipt.node
+    req.cache_protected_len = end
+    req.lock = receipt
+    req.counted_len = max(req.counted_len, end)
+    return CacheReqResult(end, inserted.matched, settled[0][1])
+
+
+def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
+    """Insert what a request has computed, free the rest, release its lock and row."""
+    req = p.req
+    at = Progress(state, req)
+    inserted_len = prefix_len = at.protected
+    freed = 0
+    tail: Slots | None = None
+    if p.is_insert:
+        walk = at.walk(state)
+        if at.own is not None:
+            tail = at.own[walk.limit :]
+            yield from _check_tail(state, tail)
+        if walk.limit:
+            inserted = yield from insert_walk(
+                state,
+                walk,
+                at.own,
+                at.holder,
+                at.protected,
+                max(req.counted_len, at.protected),
+                req.priority,
+            )
+            inserted_len = walk.base + walk.limit
+            prefix_len = inserted.matched
+            freed = inserted.part.freed
+    elif at.own is not None:
+        tail = at.own
+        yield from _check_tail(state, tail)
+    freed += yield from _let_go(state, req, at.entry, tail)
+    return CacheReqResult(inserted_len, prefix_len, freed)
+
+
+def _check_tail(state: State, tail: Slots) -> Generator[Any, Any, None]:
+    """Refuse a tail that is not the caller's, before anything is changed."""
+    pages = _whole_pages(state, tail)
+    if len(pages):
+        yield state.full, CheckRelease(pages, ANONYMOUS)
+
+
+def _whole_pages(state: State, tail: Slots) -> Slots:
+    """Return all slots of the pages in which `tail` lies; a request holds its pages whole."""
+    page = state.page_size
+    if page == 1 or not len(tail):
+        return tail
+    heads = tail[::page] // page * page
+    return (heads[:, None] + np.arange(page, dtype=np.int64)).ravel()
+
+
+def abort_req(state: State, p: AbortReq) -> Conversation:
+    """Free all that the ledger has of a request; a second abort finds nothing to do."""
+    entry = state.ledger.get(p.req)
+    freed = yield from _let_go(state, p.req, entry, None)
+    return CacheReqResult(freed=freed)
+
+
+def _let_go(
+    state: State, req: Request, entry: Entry | None, tail: Slots | None
+) -> Generator[Any, Any, int]:
+    """Release lock, slots and row of a request; return the Full slots freed."""
+    freed = 0
+    pages = _whole_pages(state, tail) if tail is not None and len(tail) else None
+    held = None
+    if entry is not None:
+        held = state.receipts.pop(entry.receipt) if entry.receipt is not None else None
+        state.ledger.close(entry)
+    locked = held.node if held is not None and held.node.parent is not None else None
+    if locked is not None or entry is not None or pages is not None:
+        settled = yield [
+            (
+                cell,
+                Settle(
+                    unlock=locked,
+                    record=held.records[index] if held is not None and locked is not None else None,
+                    free=pages if cell is state.full else None,
+                    holder=entry.holder if entry is not None else None,
+                ),
+            )
+            for index, cell in enumerate(state.cells)
+        ]
+        freed = settled[0][1]
+    row = req.req_pool_idx
+    if row is not None and state.rows.is_taken(row):
+        state.rows.free(row)
+    req.req_pool_idx = None
+    req.prefix_indices = None
+    req.last_node = None
+    req.cache_protected_len = 0
+    req.lock = None
+    req.counted_len = 0
+    return freed

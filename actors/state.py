@@ -1,0 +1,245 @@
+"""What the coordinator owns, and the small steps that its operations share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from radixtide.actors.cell import Cell
+from radixtide.actors.ledger import Ledger
+from radixtide.actors.pins import PinBoard
+from radixtide.components.api import LockReceipt, MissReason, NodeHandle
+from radixtide.components.request import Request
+from radixtide.configs.errors import (
+    ForeignReceipt,
+    InvalidKey,
+    InvalidRequest,
+    ReceiptReleased,
+    StaleNode,
+    UnknownNode,
+)
+from radixtide.configs.schema import CacheConfig
+from radixtide.tiers.request_pool import ReqToTokenPool
+from radixtide.tiers.slots import FIRST_HOLDER
+from radixtide.tree.ghosts import GhostList
+from radixtide.tree.key import RadixKey, namespace_bytes
+from radixtide.tree.node import Node
+from radixtide.tree.radix_tree import RadixTree, Walk
+
+_CACHE_IDS: Final = itertools.count(1)
+
+
+class LiveReceipt:
+    """What a receipt stands for: the node, what each component counted, and whose it is."""
+
+    __slots__ = ("node", "records", "rid")
+
+    def __init__(self, node: Node, records: list[Any], rid: str | None) -> None:
+        self.node = node
+        self.records = records
+        self.rid = rid
+
+
+class Counters:
+    """Totals since the start, in units of the tree."""
+
+    __slots__ = (
+        "allocations",
+        "asked_units",
+        "evicted_nodes",
+        "evicted_units",
+        "hit_units",
+        "inserts",
+        "matches",
+        "misses",
+        "new_units",
+        "refused_allocations",
+        "repairs",
+    )
+
+    def __init__(self) -> None:
+        self.matches = 0
+        self.asked_units = 0
+        self.hit_units = 0
+        self.inserts = 0
+        self.new_units = 0
+        self.allocations = 0
+        self.refused_allocations = 0
+        self.evicted_nodes = 0
+        self.evicted_units = 0
+        self.repairs = 0
+        self.misses = dict.fromkeys(MissReason, 0)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return all totals by name; misses as ``miss.REASON``."""
+        totals = {name: getattr(self, name) for name in self.__slots__ if name != "misses"}
+        totals.update({f"miss.{reason.value}": count for reason, count in self.misses.items()})
+        return totals
+
+
+class State:
+    """The coordinator's own data. Only its operations write it."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        tree: RadixTree,
+        rows: ReqToTokenPool,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = config
+        self.tree = tree
+        self.rows = rows
+        self.clock = clock
+        self.page_size = config.page_size
+        self.cells: list[Cell] = []
+        self.full: Cell
+        self.ghosts = GhostList(config.eviction.ghosts)
+        self.ledger = Ledger(FIRST_HOLDER)
+        self.receipts: dict[int, LiveReceipt] = {}
+        self.receipts_issued = 0
+        self.pins = PinBoard(config.pins.budget)
+        self.counters = Counters()
+        self.cache_id = next(_CACHE_IDS)
+
+    def attach(self, cells: list[Cell]) -> None:
+        """Note the cells of the components, in order; the first is Full's."""
+        self.cells = cells
+        self.full = cells[0]
+
+    def cell(self, component: str) -> Cell:
+        """Return the cell of `component`. Raises InvalidRequest when the cache has none."""
+        for cell in self.cells:
+            if cell.name == component:
+                return cell
+        names = ", ".join(cell.name for cell in self.cells)
+        raise InvalidRequest(f"this cache has no component {component!r}; it has {names}")
+
+    # -- messages -----------------------------------------------------------------
+
+    def all(self, message: Any) -> Any:
+        """Return what a conversation yields to ask every component the same."""
+        return [(cell, message) for cell in self.cells]
+
+    # -- checks -------------------------------------------------------------------
+
+    def check_key(self, key: RadixKey) -> None:
+        """Raise InvalidKey when `key` can not belong to this tree."""
+        if key.is_bigram != self.tree.bigram:
+            wanted = "a bigram view" if self.tree.bigram else "plain tokens"
+            raise InvalidKey(
+                f"this tree's keys are {wanted} (config key `bigram`); "
+                f"build the key with is_bigram={self.tree.bigram}"
+            )
+        if not key.raw:
+            raise InvalidKey("the key is empty; a key has at least one token")
+        if key.units > self.config.limits.key_units_max:
+            raise InvalidKey(
+                f"the key has {key.units} units, more than limits.key_units_max = "
+                f"{self.config.limits.key_units_max}"
+            )
+
+    def check_request_key(self, req: Request, key: RadixKey) -> None:
+        """Raise InvalidRequest unless `key` is in the request's namespace."""
+        if key.namespace != namespace_bytes(req.extra_key, req.cache_salt):
+            raise InvalidRequest(
+                f"request {req.rid!r} and its key are in different namespaces; "
+                "build the key with req.key()"
+            )
+
+    # -- handles and receipts -------------------------------------------------------
+
+    def handle(self, node: Node) -> NodeHandle:
+        """Return the handle of `node` as it is now."""
+        return NodeHandle(node.id, self.tree.generation, node.epoch)
+
+    def resolve(self, handle: NodeHandle) -> Node:
+        """Return the node of `handle`. Raises StaleNode or UnknownNode."""
+        tree = self.tree
+        node = tree.nodes.get(handle.id)
+        if (
+            node is not None
+            and handle.generation == tree.generation
+            and handle.epoch == node.epoch
+        ):
+            return node
+        if not 0 <= handle.id < tree.next_id or not 0 <= handle.generation <= tree.generation:
+            raise UnknownNode(f"{handle} was never given out by this cache")
+        raise StaleNode(
+            f"{handle} is stale: the node was evicted, or the tree was reset; match again"
+        )
+
+    def issue(self, node: Node, records: list[Any], rid: str | None) -> LockReceipt:
+        """Write down a lock and return its receipt."""
+        self.receipts_issued = number = self.receipts_issued + 1
+        self.receipts[number] = LiveReceipt(node, records, rid)
+        return LockReceipt(
+            number, NodeHandle(node.id, self.tree.generation, node.epoch), self.cache_id
+        )
+
+    def live(self, receipt: LockReceipt) -> LiveReceipt:
+        """Return what `receipt` stands for. Raises ForeignReceipt or ReceiptReleased."""
+        if receipt.cache != self.cache_id:
+            raise ForeignReceipt(f"receipt {receipt.id} is of another cache")
+        held = self.receipts.get(receipt.id)
+        if held is not None and held.node.id == receipt.node.id:
+            if receipt.node.generation == self.tree.generation:
+                return held
+        elif held is None and 0 < receipt.id <= self.receipts_issued:
+            if receipt.node.generation == self.tree.generation:
+                raise ReceiptReleased(f"receipt {receipt.id} was released before")
+            raise ForeignReceipt(f"receipt {receipt.id} is from before the tree was reset")
+        raise ForeignReceipt(f"receipt {receipt.id} was not issued in this form by this cache")
+
+    def locked(self) -> dict[int, int]:
+        """Return the number of locks (receipts and pins) by node id."""
+        counts: dict[int, int] = {}
+        nodes: Iterable[Node] = itertools.chain(
+            (held.node for held in self.receipts.values()), self.pins.nodes()
+        )
+        for node in nodes:
+            if node.parent is not None:
+                counts[node.id] = counts.get(node.id, 0) + 1
+        return counts
+
+    # -- structure ------------------------------------------------------------------
+
+    def path_to(self, node: Node) -> list[Node]:
+        """Return the nodes from below the root down to `node`. O(depth)."""
+        path: list[Node] = []
+        at = node
+        while at.parent is not None:
+            path.append(at)
+            at = at.parent
+        path.reverse()
+        return path
+
+    def split_inside(self, walk: Walk) -> tuple[Node, Node] | None:
+        """Split the node that `walk` ends inside of, and put the prefix on its path."""
+        inside = walk.inside
+        if inside is None or not walk.inside_units:
+            return None
+        prefix = self.tree.split(inside, walk.inside_units)
+        walk.path.append(prefix)
+        walk.inside = None
+        walk.inside_units = 0
+        return prefix, inside
+
+    def touch(self, path: list[Node], hits_beyond: int) -> int:
+        """Touch `path`, count a hit on each node that ends beyond `hits_beyond`, and return the
+        touch number. O(len(path)).
+        """
+        tree = self.tree
+        tree.clock = touch = tree.clock + 1
+        tree.root.touch = touch
+        if hits_beyond <= 0:
+            for node in path:
+                node.touch = touch
+                node.hits += 1
+            return touch
+        for node in path:
+            node.touch = touch
+            if node.end > hits_beyond:
+                node.hits += 1
+        return touch

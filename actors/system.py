@@ -1,0 +1,333 @@
+"""The actor system: starts, watches, restarts and stops actors; sends and answers.
+
+It owns the cells in order of start and stops them in reverse. It is the only place that knows the
+loop, the interceptors and the correlation numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from radixtide.actors.cell import Actor, Cell, Exchange
+from radixtide.actors.envelope import PARKED, REDELIVER, Envelope, Interceptor, OnReply
+from radixtide.components.api import ActorStats
+from radixtide.configs.errors import (
+    ActorFailed,
+    CacheClosed,
+    CallTimeout,
+    MailboxFull,
+    RadixtideError,
+)
+from radixtide.configs.schema import LimitsConfig
+
+log = logging.getLogger("radixtide.actors")
+
+RESEND_AFTER_S = 1.0
+"""An answer missing for so long is asked for again, under the same correlation number."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Asks a silent actor for a sign of life."""
+
+    applies = False
+
+
+class ActorSystem:
+    """A supervised, ordered set of actors on one asyncio loop.
+
+    Args:
+        loop: the running loop (asyncio's, uvloop's, or a simulated one).
+        limits: bounds, see :class:`~radixtide.configs.schema.LimitsConfig`.
+        direct: whether an idle actor may get a message in the sender's stack.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limits: LimitsConfig, direct: bool = True
+    ) -> None:
+        self.loop = loop
+        self.limits = limits
+        self.interceptors: list[Interceptor] = []
+        self.direct = direct
+        self.on_restarted: Callable[[Cell], None] | None = None
+        self._allow_direct = direct
+        self._cells: list[Cell] = []
+        self._sequence = 0
+        self._correlation = 0
+        self._crashes: dict[Cell, deque[float]] = {}
+        self.unheard_errors = 0
+
+    # -- life -------------------------------------------------------------------
+
+    def spawn(self, actor: Actor) -> Cell:
+        """Start `actor`; it is stopped before those that were started earlier."""
+        cell = Cell(self, actor, self.limits.mailbox_capacity, self.limits.batch)
+        cell.handlers.setdefault(Ping, lambda _: None)
+        cell.start()
+        self._cells.append(cell)
+        return cell
+
+    def stop(self) -> None:
+        """Stop all actors, last started first; what waits is answered with CacheClosed."""
+        for cell in reversed(self._cells):
+            cell.stop(CacheClosed("the cache was closed before the call was handled"))
+
+    def statistics(self) -> dict[str, ActorStats]:
+        """Return one record an actor, in order of start."""
+        return {cell.name: cell.statistics() for cell in self._cells}
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no message waits and no conversation runs."""
+        return all(
+            not (cell.mailbox or cell.busy or cell.stalled) for cell in self._cells if cell.open
+        )
+
+    def may_restart(self, cell: Cell) -> bool:
+        """Count a crash; return whether the restart limit still allows a restart."""
+        now = self.loop.time()
+        crashes = self._crashes.setdefault(cell, deque())
+        crashes.append(now)
+        while crashes[0] < now - self.limits.restart_window_s:
+            crashes.popleft()
+        return len(crashes) <= self.limits.restarts_max
+
+    def restarted(self, cell: Cell) -> None:
+        """Let the owner repair what is in doubt after a crash of `cell`."""
+        log.warning("actor %s was restarted", cell.name)
+        if self.on_restarted is not None:
+            self.on_restarted(cell)
+
+    # -- interceptors -------------------------------------------------------------
+
+    def add_interceptor(self, interceptor: Interceptor) -> None:
+        """Let `interceptor` see every message from now on; all delivery is queued meanwhile."""
+        self.interceptors.append(interceptor)
+        self._update_direct()
+
+    def remove_interceptor(self, interceptor: Interceptor) -> None:
+        """Take `interceptor` out; what it holds back is its own to deliver."""
+        self.interceptors.remove(interceptor)
+        self._update_direct()
+
+    def _update_direct(self) -> None:
+        self.direct = self._allow_direct and not self.interceptors
+        for cell in self._cells:
+            cell.settle()
+
+    # -- sending ------------------------------------------------------------------
+
+    def envelope(
+        self,
+        sender: str,
+        cell: Cell,
+        message: Any,
+        *,
+        deadline: float | None = None,
+        gives: bool = False,
+        on_reply: OnReply | None = None,
+    ) -> Envelope:
+        """Return a new envelope with the next sequence and correlation numbers."""
+        self._sequence += 1
+        self._correlation += 1
+        return Envelope(
+            sender,
+            cell,
+            self._sequence,
+            self._correlation,
+            message,
+            deadline,
+            gives,
+            perf_counter(),
+            on_reply,
+        )
+
+    def send(self, envelope: Envelope) -> None:
+        """Bring `envelope` to its receiver's mailbox, through the interceptors."""
+        if not self.interceptors:
+            envelope.receiver.enqueue(envelope)
+            return
+        deliver: Callable[[Envelope], None] = envelope.receiver.enqueue
+        for interceptor in reversed(self.interceptors):
+            deliver = _through(interceptor, deliver)
+        deliver(envelope)
+
+    def route_reply(self, envelope: Envelope, deliver: Callable[[], None]) -> None:
+        """Bring a reply back, through the interceptors."""
+        for interceptor in self.interceptors:
+            deliver = _back_through(interceptor, envelope, deliver)
+        deliver()
+
+    def tell(self, cell: Cell, message: Any, sender: str = "face") -> None:
+        """Send a message that nobody waits for; it has room beyond the mailbox's limit."""
+        if cell.idle:
+            try:
+                outcome = cell.handle_now(message)
+            except RadixtideError as error:
+                self.unheard(self.envelope(sender, cell, message), error)
+                return
+            if outcome is not REDELIVER:
+                return
+        self.send(self.envelope(sender, cell, message, gives=True))
+
+    def ask(
+        self, cell: Cell, message: Any, timeout: float, gives: bool = False, sender: str = "face"
+    ) -> Any:
+        """Return the reply, or a :class:`PendingReply` to await when it is not there at once.
+
+        Raises what the handler refuses with, CacheClosed, ActorFailed, or MailboxFull (not for
+        messages that give).
+        """
+        if cell.idle:
+            outcome = cell.handle_now(message)
+            if outcome is PARKED:
+                assert cell.exchange is not None
+                return PendingReply(self, cell.exchange.envelope, timeout, gives)
+            if outcome is not REDELIVER:
+                return outcome
+        if not cell.open:
+            raise cell.refusal()
+        if not gives and len(cell.mailbox) >= cell.capacity:
+            raise MailboxFull(
+                f"{len(cell.mailbox)} messages wait for actor {cell.name} "
+                "(limits.mailbox_capacity); nothing was done, try again later"
+            )
+        envelope = self.envelope(sender, cell, message, gives=gives)
+        pending = PendingReply(self, envelope, timeout, gives)
+        self.send(envelope)
+        return pending
+
+    # -- what may go wrong ----------------------------------------------------------
+
+    def unheard(self, envelope: Envelope, error: BaseException) -> None:
+        """Log an error that nobody waits for."""
+        self.unheard_errors += 1
+        log.error("%r failed unheard: %s", envelope, error)
+
+    def dropped(self, envelope: Envelope, reply: Any) -> None:
+        """Undo a reply that nobody takes, if it owns something."""
+        undo = envelope.receiver.actor.give_back(envelope.message, reply)
+        if undo is not None and envelope.receiver.open:
+            self.tell(envelope.receiver, undo, sender=envelope.receiver.name)
+
+    def watch(self, cell: Cell, exchange: Exchange) -> None:
+        """See that a waiting exchange neither blocks others for long nor waits for lost mail."""
+
+        def resend() -> None:
+            if cell.exchange is not exchange:
+                return
+            for asked, reply in zip(exchange.awaiting, exchange.replies, strict=True):
+                if asked is not None and reply is None:
+                    self.send(asked)
+            self.loop.call_later(RESEND_AFTER_S, resend)
+
+        if self.interceptors:
+            # Without interceptors nothing is lost or held back: no timers are needed.
+            self.loop.call_later(self.limits.stall_after_s, cell.set_aside, exchange)
+            self.loop.call_later(RESEND_AFTER_S, resend)
+
+    def probe(self, asker: Cell, silent: Cell) -> None:
+        """Ask `silent` for a sign of life until it gives one, then tell `asker`."""
+
+        def alive(envelope: Envelope, reply: Any, error: BaseException | None) -> None:
+            asker.revived(silent)
+
+        ping = self.envelope(asker.name, silent, Ping(), gives=True, on_reply=alive)
+
+        def resend() -> None:
+            if not ping.settled and silent in asker.stalled:
+                self.send(ping)
+                self.loop.call_later(RESEND_AFTER_S, resend)
+
+        resend()
+
+
+class PendingReply:
+    """An answer that is not there yet; await :meth:`wait` exactly once."""
+
+    __slots__ = ("_envelope", "_future", "_gives", "_lost", "_system", "_timer")
+
+    def __init__(
+        self, system: ActorSystem, envelope: Envelope, timeout: float, gives: bool
+    ) -> None:
+        self._system = system
+        self._envelope = envelope
+        self._gives = gives
+        self._lost = False
+        self._future: asyncio.Future[Any] = system.loop.create_future()
+        self._timer = system.loop.call_later(timeout, self._expire, timeout)
+        envelope.deadline = system.loop.time() + timeout
+        envelope.gives = gives
+        envelope.on_reply = self._on_reply
+
+    def _on_reply(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
+        envelope.receiver.answered.pop(envelope.correlation, None)
+        if self._lost or self._future.done():
+            if error is None and not self._gives:
+                self._system.dropped(envelope, reply)
+            elif error is not None and self._gives:
+                self._system.unheard(envelope, error)
+            return
+        if error is not None:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(reply)
+
+    def _expire(self, timeout: float) -> None:
+        if self._future.done():
+            return
+        self._abandon()
+        what = type(self._envelope.message).__name__
+        cell = self._envelope.receiver
+        after = (
+            "it is still carried out; do not give again"
+            if self._gives
+            else "it has no effect; try again"
+        )
+        self._future.set_exception(
+            CallTimeout(f"{what} was not answered by {cell.name} within {timeout:g} s; {after}")
+        )
+
+    def _abandon(self) -> None:
+        self._lost = True
+        if not self._gives:
+            self._envelope.receiver.withdraw(self._envelope)
+
+    async def wait(self) -> Any:
+        """Return the reply or raise its error; CallTimeout at the deadline.
+
+        When cancelled, a call that takes is undone and a call that gives is still carried out.
+        """
+        try:
+            return await self._future
+        except asyncio.CancelledError:
+            if self._future.done() and not self._future.cancelled():
+                # The answer came in the very turn in which the caller was cancelled.
+                if self._future.exception() is None and not self._gives:
+                    self._system.dropped(self._envelope, self._future.result())
+            else:
+                self._abandon()
+            raise
+        finally:
+            self._timer.cancel()
+
+
+def _through(
+    interceptor: Interceptor, deliver: Callable[[Envelope], None]
+) -> Callable[[Envelope], None]:
+    return lambda envelope: interceptor.on_send(envelope, deliver)
+
+
+def _back_through(
+    interceptor: Interceptor, envelope: Envelope, deliver: Callable[[], None]
+) -> Callable[[], None]:
+    return lambda: interceptor.on_reply(envelope, deliver)
+
+
+__all__ = ("ActorFailed", "ActorSystem", "PendingReply", "Ping")

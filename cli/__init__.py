@@ -1,0 +1,1 @@
+"""The command line: one file a command, gathered in :mod:`radixtide.cli.main`."""

@@ -1,0 +1,39 @@
+"""``radixtide config``: look at a config file before a cache does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from radixtide.configs.loader import load_config, render_config
+
+app = typer.Typer(help="Check config files, and show what they mean.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A config file in TOML.")]
+
+
+@app.command()
+def check(file: File) -> None:
+    """Say whether FILE is a config that a cache can be built from."""
+    config = load_config(file)
+    pool = config.pools.full
+    typer.echo(
+        f"{file}: ok ({', '.join(config.components)}; {pool.size // config.page_size} pages of "
+        f"{config.page_size}; {config.eviction.policy})"
+    )
+
+
+@app.command()
+def show(
+    file: File,
+    json: Annotated[bool, typer.Option("--json", help="As one JSON object, for machines.")] = False,
+) -> None:
+    """Print FILE with every default spelled out, as TOML."""
+    config = load_config(file)
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(config)).decode())
+    else:
+        typer.echo(render_config(config), nl=False)

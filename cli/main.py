@@ -1,0 +1,63 @@
+"""The command ``radixtide``.
+
+Each command lives in a file of its own, which imports the core only when the command runs: so
+``radixtide --help`` and ``radixtide config`` answer without loading PyTorch.
+
+Exit status: 0 when all went well, 1 for an error that the message explains, 2 for a wrong use of
+the command line. Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from radixtide.cli.config import app as config_app
+from radixtide.cli.replay import replay
+from radixtide.configs.errors import RadixtideError
+
+app = typer.Typer(
+    name="radixtide",
+    help="A radix-tree prefix cache for language-model serving.",
+    no_args_is_help=True,
+    # Python's own tracebacks: they are short, and show no local variables (which hold prompts).
+    pretty_exceptions_enable=False,
+)
+app.command()(replay)
+app.add_typer(config_app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from radixtide import __version__
+
+        typer.echo(f"radixtide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command's name."""
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process."""
+    try:
+        app()
+    except RadixtideError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The record of a replay while it runs: what drivers write to, and what reports read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from radixtide.cli.replay_metrics import CallTimes, Histogram, Sample, Series, Tally
+
+if TYPE_CHECKING:
+    from radixtide.actors.cache import UnifiedRadixCache
+    from radixtide.components.api import MatchResult
+
+
+class Recording:
+    """Tallies, latencies and samples of one replay.
+
+    ``now_ns``: virtual time. ``first_token``, ``whole``: virtual nanoseconds from a request's
+    arrival to its first token and to its end. ``on_step``: called after each step, for progress.
+    """
+
+    def __init__(self, on_step: Callable[[Recording], None] | None = None) -> None:
+        self.calls = CallTimes()
+        self.tally = Tally()
+        self.series = Series()
+        self.first_token = Histogram()
+        self.whole = Histogram()
+        self.now_ns = 0
+        self._on_step = on_step
+
+    def count_match(self, match: MatchResult, prompt_len: int, block: int, page: int) -> int:
+        """Count what `match` found of a prompt of `prompt_len` tokens; return the hit tokens.
+
+        A block is a hit when all its whole pages are: of a last, shorter block the tokens behind
+        its last whole page can not be cached by anyone.
+        """
+        hits = min(match.device_indices.numel() + match.host_hit_length, prompt_len)
+        whole_pages = prompt_len - prompt_len % page
+        blocks = hits // block
+        if hits == whole_pages and hits % block:
+            blocks += 1
+        self.tally.count_hits(blocks, hits, match.miss_reason.value, of=prompt_len)
+        return hits
+
+    async def step(
+        self, cache: UnifiedRadixCache, now_ns: int, running: int = 0, waiting: int = 0
+    ) -> None:
+        """Note that virtual time is `now_ns`; take a sample if one is due."""
+        self.now_ns = now_ns
+        if self._on_step is not None:
+            self._on_step(self)
+        if self.series.tick():
+            await self.sample(cache, running, waiting)
+
+    async def sample(self, cache: UnifiedRadixCache, running: int = 0, waiting: int = 0) -> None:
+        """Add a sample of now to the series."""
+        pool = (await self.calls.timed("stats", cache.stats())).pools["full"]["device"]
+        self.series.add(
+            Sample(
+                at_ns=self.now_ns,
+                requests=self.tally.requests,
+                looked_up=self.tally.looked_up,
+                token_hits=self.tally.token_hits,
+                free=pool.free,
+                evictable=pool.evictable,
+                protected=pool.protected,
+                held=pool.held,
+                running=running,
+                waiting=waiting,
+                latency=self.calls.roll(),
+            )
+        )
+
+
+__all__ = ("Recording",)

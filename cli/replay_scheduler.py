@@ -1,0 +1,311 @@
+"""The default mode: a scheduler with continuous batching, in virtual time.
+
+Virtual time is a whole number of nanoseconds. It jumps to the next arrival when there is nothing to
+do, and passes by the cost of a step otherwise. A step is what an engine does between two decisions:
+
+1. every decoding request grows by up to ``decode_quantum`` tokens (``allocate``); when the pool has
+   no slot left, the youngest running request is retracted: what it computed goes to the tree
+   (``cache_finished_req``), and it queues again, in front;
+2. waiting requests are admitted while a slot in the batch, the token budget and the pool allow:
+   ``match_prefix`` with a lock, then ``allocate`` for the rest of the prompt;
+3. prompts are computed in chunks within the token budget;
+4. virtual time passes;
+5. chunks are handed to the tree (``cache_unfinished_req``), clients that leave are let go
+   (``abort_req``), requests that are complete end (``cache_finished_req``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from radixtide.cli.replay_job import Arrivals, Job, abort_point
+from radixtide.cli.replay_recording import Recording
+from radixtide.cli.replay_source import TraceRequest
+from radixtide.components.api import AllocateParams, MatchPrefixParams
+from radixtide.components.request import Request
+from radixtide.configs.errors import OutOfSlots
+
+if TYPE_CHECKING:
+    from radixtide.actors.cache import UnifiedRadixCache
+
+ITERATION_NS: Final = 5_000_000
+"""Virtual cost of one pass of the model, whatever is in it (5 ms)."""
+PREFILL_TOKEN_NS: Final = 10_000
+"""Virtual cost of one prompt token (10 us: 100,000 tokens a second, a few large accelerators)."""
+DECODE_SEQUENCE_NS: Final = 50_000
+"""Virtual cost of one more sequence in a decode pass (50 us)."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How much the scheduler takes on.
+
+    ``token_budget``: tokens computed in a step, decoding included. ``chunk``: most prompt tokens of
+    one request in a step. ``max_running``: requests in the batch. ``decode_quantum``: tokens that
+    each decoding request may gain in a step, as so many passes of the model. ``abort_ratio``: share
+    of clients that leave before the end, chosen by ``seed``.
+    """
+
+    token_budget: int = 16_384
+    chunk: int = 8_192
+    max_running: int = 128
+    decode_quantum: int = 16
+    abort_ratio: float = 0.01
+    seed: int = 0
+
+
+def step_ns(prefill_tokens: int, sequences: int, passes: int) -> int:
+    """Return what a step costs: `passes` over `sequences` decoding requests, and the prefill."""
+    decode = passes * (ITERATION_NS + sequences * DECODE_SEQUENCE_NS)
+    return max(decode, ITERATION_NS) + prefill_tokens * PREFILL_TOKEN_NS
+
+
+class Scheduler:
+    """Serve a trace with many requests under way at once; see the module's docstring."""
+
+    def __init__(
+        self, cache: UnifiedRadixCache, block: int, limits: Limits, recording: Recording
+    ) -> None:
+        pools = cache.config.pools
+        self._cache = cache
+        self._block = block
+        self._limits = limits
+        self._recording = recording
+        self._tally = recording.tally
+        self._page = cache.page_size
+        self._fits = min(
+            pools.full.size // self._page * self._page, cache.config.limits.key_units_max
+        )
+        self._max_running = min(limits.max_running, pools.requests.max_requests)
+        self._row_len = pools.requests.max_context
+        self._waiting: deque[Job] = deque()
+        self._running: dict[int, Job] = {}
+        """By number, in the order of admission."""
+        self._entering: Job | None = None
+        self._gate_open = True
+        """False after the pool ran out, until something ends: trying again would only churn."""
+        self._now_ns = 0
+        self._arrivals = Arrivals(())
+        self._released: deque[TraceRequest] = deque()
+        """Requests whose predecessor ended; they are queued before the next step."""
+
+    async def run(self, requests: Iterable[TraceRequest]) -> None:
+        """Serve all of `requests`, given in order of arrival."""
+        self._arrivals = Arrivals(requests)
+        while True:
+            for request in self._arrivals.due(self._now_ns):
+                self._queue(request)
+            while self._released:
+                self._queue(self._released.popleft())
+            if self._running or self._waiting:
+                await self._step()
+                await self._recording.step(
+                    self._cache, self._now_ns, len(self._running), len(self._waiting)
+                )
+            elif self._arrivals.next_ns is not None:
+                self._now_ns = max(self._now_ns, self._arrivals.next_ns)
+            else:
+                return
+
+    async def abandon(self) -> None:
+        """Give back what all requests under way hold, after a cancellation."""
+        under_way = [*self._running.values(), *([self._entering] if self._entering else [])]
+        self._running.clear()
+        for job in under_way:
+            self._tally.aborted += 1
+            if job.req is not None:
+                await self._cache.abort_req(job.req)
+
+    # Arrival and end
+
+    def _queue(self, request: TraceRequest) -> None:
+        """Put a request that arrived in line, or refuse it if it could never be served."""
+        length = request.input_length
+        self._tally.count_prompt(-(-length // self._block), length)
+        if -(-(length + request.output_length) // self._page) * self._page > self._fits:
+            self._refuse(request)
+            return
+        limits = self._limits
+        self._waiting.append(Job(request, abort_point(request, limits.abort_ratio, limits.seed)))
+
+    def _refuse(self, request: TraceRequest) -> None:
+        self._tally.refused += 1
+        self._ended(request)
+
+    def _ended(self, request: TraceRequest) -> None:
+        """Open the gate and release those that waited for `request`."""
+        self._gate_open = True
+        self._released.extend(self._arrivals.ended(request))
+
+    def _leave(self, job: Job) -> Request:
+        """Take `job` out of the batch; the caller tells the cache, which frees the row too."""
+        del self._running[job.source.number]
+        req = job.req
+        assert req is not None
+        job.leave()
+        return req
+
+    # One step
+
+    async def _step(self) -> None:
+        grown = await self._grow()
+        budget = self._limits.token_budget - sum(tokens for _, tokens in grown)
+        await self._admit(budget)
+        chunks = self._chunks(budget)
+        self._now_ns += step_ns(
+            sum(tokens for _, tokens in chunks),
+            len(grown),
+            max((tokens for _, tokens in grown), default=0),
+        )
+        for job, tokens in chunks:
+            await self._commit_chunk(job, tokens)
+        for job, tokens in grown:
+            await self._commit_growth(job, tokens)
+        for job in list(self._running.values()):
+            if not job.to_prefill:
+                self._note_first_token(job)
+                if not job.left:
+                    await self._finish(job)
+
+    async def _grow(self) -> list[tuple[Job, int]]:
+        """Take slots for the next tokens of every decoding request, oldest first."""
+        grown: list[tuple[Job, int]] = []
+        for job in list(self._running.values()):
+            tokens = min(self._limits.decode_quantum, job.left)
+            # A job that was retracted to make room for an older one has no request any more.
+            while job.req is not None and not job.to_prefill and tokens:
+                try:
+                    await self._allocate(job.req, tokens)
+                except OutOfSlots:
+                    if len(self._running) == 1:
+                        raise  # it fits in an empty pool: somebody else holds slots
+                    await self._retract()
+                    continue
+                grown.append((job, tokens))
+                break
+        return grown
+
+    async def _admit(self, budget: int) -> None:
+        """Admit waiting requests, first come first served."""
+        pending = sum(job.to_prefill for job in self._running.values())
+        while (
+            self._waiting
+            and len(self._running) < self._max_running
+            and pending < budget
+            and (self._gate_open or not self._running)
+        ):
+            job = self._waiting.popleft()
+            if await self._enter(job):
+                pending += job.to_prefill
+            elif self._running:
+                self._waiting.appendleft(job)
+                self._gate_open = False
+            else:
+                self._refuse(job.source)
+
+    async def _enter(self, job: Job) -> bool:
+        """Match `job` and take its slots; return False, holding nothing, if there are too few."""
+        cache, calls = self._cache, self._recording.calls
+        req = job.enter()
+        if job.total <= self._row_len:
+            req.req_pool_idx = cache.req_to_token_pool.alloc()
+        job.req = req
+        self._entering = job
+        match = await calls.timed(
+            "match_prefix",
+            cache.match_prefix(MatchPrefixParams(key=req.key(), req=req, lock=True)),
+        )
+        job.committed = match.device_indices.numel()
+        try:
+            if job.to_prefill:
+                await self._allocate(req, job.to_prefill)
+        except OutOfSlots:
+            await calls.timed("abort_req", cache.abort_req(req))
+            self._entering = job.req = None
+            self._tally.deferred += 1
+            return False
+        self._entering = None
+        self._running[job.source.number] = job
+        if not job.counted:
+            job.counted = True
+            self._recording.count_match(match, job.source.input_length, self._block, self._page)
+        return True
+
+    def _chunks(self, budget: int) -> list[tuple[Job, int]]:
+        """Share `budget` among the prompts to compute, first come first served."""
+        chunks: list[tuple[Job, int]] = []
+        for job in self._running.values():
+            tokens = min(job.to_prefill, self._limits.chunk, budget)
+            if tokens > 0:
+                chunks.append((job, tokens))
+                budget -= tokens
+        return chunks
+
+    async def _commit_chunk(self, job: Job, tokens: int) -> None:
+        """Show a computed chunk of the prompt to the tree, or let the client go."""
+        req = job.req
+        assert req is not None
+        if job.abort_at is not None and job.committed + tokens > job.abort_at:
+            await self._abort(job)
+            return
+        job.committed += tokens
+        req.kv_committed_len = job.committed
+        self._tally.prefilled_tokens += tokens
+        if job.to_prefill or job.left:
+            await self._recording.calls.timed(
+                "cache_unfinished_req",
+                self._cache.cache_unfinished_req(req, chunked=job.to_prefill > 0),
+            )
+
+    async def _commit_growth(self, job: Job, tokens: int) -> None:
+        """Note generated tokens, or let the client go."""
+        req = job.req
+        assert req is not None
+        if job.abort_at is not None and job.committed + tokens > job.abort_at:
+            await self._abort(job)
+            return
+        job.grow(req, tokens)
+        self._tally.output_tokens += tokens
+
+    async def _allocate(self, req: Request, tokens: int) -> None:
+        taken = await self._recording.calls.timed(
+            "allocate", self._cache.allocate(AllocateParams(num_tokens=tokens, req=req))
+        )
+        self._tally.evicted_tokens += taken.evicted.num_tokens_evicted
+
+    # Three ways to leave
+
+    async def _finish(self, job: Job) -> None:
+        req = self._leave(job)
+        req.kv_committed_len = job.committed
+        self._tally.completed += 1
+        self._recording.whole.add(self._now_ns - job.source.arrival_ns)
+        await self._recording.calls.timed("cache_finished_req", self._cache.cache_finished_req(req))
+        self._ended(job.source)
+
+    async def _abort(self, job: Job) -> None:
+        req = self._leave(job)
+        self._tally.aborted += 1
+        await self._recording.calls.timed("abort_req", self._cache.abort_req(req))
+        self._ended(job.source)
+
+    async def _retract(self) -> None:
+        """Take the youngest request out of the batch; the tree keeps what it computed."""
+        job = next(reversed(self._running.values()))
+        req = self._leave(job)
+        req.kv_committed_len = job.committed
+        self._tally.retracted += 1
+        self._waiting.appendleft(job)
+        await self._recording.calls.timed("cache_finished_req", self._cache.cache_finished_req(req))
+        self._gate_open = False
+
+    def _note_first_token(self, job: Job) -> None:
+        if not job.has_answered:
+            job.has_answered = True
+            self._recording.first_token.add(self._now_ns - job.source.arrival_ns)
+
+
+__all__ = ("Limits", "Scheduler", "step_ns")

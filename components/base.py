@@ -1,0 +1,353 @@
+"""The contract of a component: one kind of state on the nodes of the tree.
+
+A component is plain synchronous code. It owns its records on the nodes
+(:class:`~radixtide.tree.node.ComponentData`), its sizes, its eviction order and its slots; the
+structure of the tree it only reads. Its hooks are called by the component actor that hosts it, and
+that actor takes mail only from the coordinator.
+
+Rules for hooks: a hook never waits and never evicts. A hook that can refuse is a *plan* and changes
+nothing; a hook that changes something is an *apply* and can not refuse, since its plan was accepted
+and nobody else got a turn in between.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from radixtide.components.api import EvictLayer, Slots, Violation
+from radixtide.configs.errors import SlotError
+from radixtide.configs.schema import CacheConfig
+from radixtide.tiers.holdings import Holding
+from radixtide.tiers.slots import ANONYMOUS, EMPTY, SlotAllocator
+from radixtide.tree.node import ComponentData, Node
+from radixtide.tree.radix_tree import RadixTree
+
+Validator = Callable[[Node, int], bool]
+"""Called for each node of a path in order, with the units of it that match; true where the state
+of this component can be reused up to there."""
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """What a pool's slots are used for, in slots: the parts add up to ``size``."""
+
+    free: int
+    evictable: int
+    protected: int
+    held: int
+    size: int
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """Why slots can not be taken: ``wanted`` slots in whole pages, and what the pool has."""
+
+    wanted: int
+    sizes: Sizes
+
+
+class Reserved(msgspec.Struct, frozen=True):
+    """Slots taken for a holder. ``position``: how many slots the holder used before."""
+
+    slots: Slots
+    position: int
+
+
+class InsertPart(msgspec.Struct, frozen=True):
+    """What a component did with the slots of an insert.
+
+    ``adopted``, ``duplicate``: half-open ranges of units. ``indices``: the tree's slots over the
+    inserted units from the walk's start, when asked for. ``kept``: duplicates not freed yet.
+    ``freed``: slots freed. ``existed``: the target had this component's state already.
+    """
+
+    adopted: tuple[tuple[int, int], ...] = ()
+    duplicate: tuple[tuple[int, int], ...] = ()
+    indices: Slots | None = None
+    kept: Slots | None = None
+    freed: int = 0
+    existed: bool = False
+
+
+class TreeComponent(ABC):
+    """Base of all components. See the module's rules.
+
+    Args:
+        config: the cache's configuration.
+        tree: the structure, for reading.
+        index: this component's place in ``node.component_data``.
+    """
+
+    name: str
+
+    def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
+        self.config = config
+        self.tree = tree
+        self.index = index
+        self.page_size = config.page_size
+        self.evictable = 0
+        self.protected = 0
+        self.holdings: dict[int, Holding] = {}
+        self.allocator = self.make_allocator()
+
+    @abstractmethod
+    def make_allocator(self) -> SlotAllocator:
+        """Return the books of this component's device pool."""
+
+    def data(self, node: Node) -> ComponentData:
+        """Return this component's record on `node`."""
+        return node.component_data[self.index]
+
+    # -- match ------------------------------------------------------------------
+
+    @abstractmethod
+    def create_match_validator(self, match_device_only: bool) -> Validator:
+        """Return a fresh predicate over the nodes of one path (it may keep state)."""
+
+    def validate_path(
+        self, path: Sequence[Node], inside: Node | None, inside_units: int, match_device_only: bool
+    ) -> Sequence[int]:
+        """Return, ascending, how many leading steps of the path may be reused.
+
+        A step is a node of `path`; the last may be the first `inside_units` units of `inside`.
+        The default asks the validator at every step. Cost O(steps).
+        """
+        accepts = self.create_match_validator(match_device_only)
+        votes = [at + 1 for at, node in enumerate(path) if accepts(node, node.length)]
+        if inside is not None and accepts(inside, inside_units):
+            votes.append(len(path) + 1)
+        return votes
+
+    def finalize_match_result(self, path: Sequence[Node]) -> Slots | None:
+        """Return what a match over `path` hands out (Full: its slots), and note the use."""
+        return None
+
+    # -- insert -----------------------------------------------------------------
+
+    def update_component_on_insert_overlap(
+        self, node: Node, value: Slots, evicted_seqlen: int
+    ) -> int:
+        """Return the offset in `node` from which the caller's slots were consumed.
+
+        `value` holds the caller's slots for the node's units. The default consumes nothing.
+        """
+        return node.length
+
+    def recover_after_unevict(self, node: Node, value: Slots) -> None:
+        """Rebuild this component's data when Full came back to `node` from an insert."""
+        return None
+
+    def commit_insert_component_data(self, node: Node, value: Slots | None) -> None:
+        """Attach the data of a freshly inserted `node`."""
+        return None
+
+    def check_insert(
+        self, value: Slots | None, holder: int, base: int, prev: int, units: int, matched: int
+    ) -> None:
+        """Raise SlotError unless the caller may give the slots of an insert. A plan."""
+        return None
+
+    @abstractmethod
+    def apply_insert(
+        self,
+        path: Sequence[Node],
+        leaf: Node | None,
+        value: Slots | None,
+        holder: int,
+        base: int,
+        prev: int,
+        units: int,
+        keep_duplicates: bool,
+        want_indices: bool,
+    ) -> InsertPart:
+        """Take over the slots of an insert.
+
+        Args:
+            path: existing nodes, from the first below the walk's start, whole after all splits.
+            leaf: the new node, or None when all units exist.
+            value: slots of the units from `base` on; None: those that `holder` holds.
+            holder: who holds them.
+            base: depth of the walk's start.
+            prev: depth up to which the caller uses the tree's own slots.
+            units: length of the walk.
+            keep_duplicates: return duplicates instead of freeing them.
+            want_indices: return the tree's slots over ``[base, base + units)``.
+        """
+
+    def path_slots(self, path: Sequence[Node]) -> Slots:
+        """Return the device slots of `path` in one fresh array. O(units)."""
+        values = [
+            value
+            for node in path
+            if (value := node.component_data[self.index].value) is not None
+        ]
+        return np.concatenate(values) if values else EMPTY.copy()
+
+    # -- split ------------------------------------------------------------------
+
+    @abstractmethod
+    def redistribute_on_node_split(self, prefix: Node, suffix: Node) -> None:
+        """Share `suffix`'s record with `prefix`, the new node above it."""
+
+    # -- evict ------------------------------------------------------------------
+
+    @abstractmethod
+    def evict_component(self, node: Node, target: EvictLayer) -> tuple[int, int]:
+        """Free this component's data on `node`; return slots freed on device and host."""
+
+    def evict_nodes(self, nodes: Sequence[Node]) -> int:
+        """Free this component's device data on `nodes`, children first; return slots freed."""
+        return sum(self.evict_component(node, EvictLayer.DEVICE)[0] for node in nodes)
+
+    def eviction_priority(self, is_leaf: bool) -> int:
+        """Return the rank in cascades: what is evicted takes all of equal or lower rank along."""
+        return 0
+
+    @abstractmethod
+    def drive_eviction(self, target: int) -> list[Node]:
+        """Return victims, in order, that free `target` slots, or all there are. A plan."""
+
+    def drive_host_eviction(self, target: int) -> list[Node]:
+        """Return victims on the host tier. A plan."""
+        return []
+
+    # -- lock -------------------------------------------------------------------
+
+    @abstractmethod
+    def acquire_component_lock(self, node: Node) -> Any:
+        """Protect what a user of `node` needs; return the record that undoes it."""
+
+    @abstractmethod
+    def release_component_lock(self, node: Node, record: Any) -> int:
+        """Undo one acquisition; return how many slots became evictable."""
+
+    # -- requests -----------------------------------------------------------------
+
+    def prepare_for_caching_req(self, holder: int, length: int) -> int:
+        """Return how many of `length` units of a request may be inserted. A plan."""
+        return length
+
+    def cleanup_after_caching_req(self, holder: int) -> None:
+        """Drop what was kept for the request that is done."""
+        return None
+
+    # -- tiers --------------------------------------------------------------------
+
+    def build_hicache_transfers(self, node: Node, phase: str) -> list[Any]:
+        """Return the copies that moving `node` in `phase` needs."""
+        return []
+
+    def commit_hicache_transfer(self, node: Node, phase: str, transfers: list[Any]) -> None:
+        """Note that the copies are done."""
+        return None
+
+    def node_has_component_data(self, node: Node, target: EvictLayer = EvictLayer.DEVICE) -> bool:
+        """Return whether `node` has this component's data on the tier(s) of `target`."""
+        data = node.component_data[self.index]
+        on_device = data.value is not None
+        if target is EvictLayer.DEVICE:
+            return on_device
+        on_host = data.host_value is not None
+        return on_host if target is EvictLayer.HOST else on_device or on_host
+
+    # -- slots --------------------------------------------------------------------
+
+    def sizes(self) -> Sizes:
+        """Return the sizes of the device pool. O(1)."""
+        return Sizes(
+            free=self.allocator.free,
+            evictable=self.evictable,
+            protected=self.protected,
+            held=self.allocator.held,
+            size=self.allocator.size,
+        )
+
+    def reserve(self, slots: int, holder: int) -> Reserved | Shortage:
+        """Take `slots` slots for `holder`: room in its last page first, then whole pages.
+
+        All or nothing: a Shortage has changed nothing.
+        """
+        allocator = self.allocator
+        if holder == ANONYMOUS:
+            pages = allocator.whole_pages(slots)
+            if pages * self.page_size > allocator.free:
+                return Shortage(pages * self.page_size, self.sizes())
+            return Reserved(allocator.take(pages, holder), 0)
+        holding = self.holdings.get(holder)
+        room = holding.room if holding is not None else 0
+        fresh = max(slots - room, 0)
+        pages = allocator.whole_pages(fresh)
+        if pages * self.page_size > allocator.free:
+            return Shortage(pages * self.page_size, self.sizes())
+        if holding is None:
+            holding = self.holdings[holder] = Holding(holder)
+        position = holding.used
+        roomy = holding.use_room(slots)
+        if not fresh:
+            return Reserved(roomy, position)
+        taken = allocator.take(pages, holder)
+        holding.extend(taken, fresh)
+        if len(roomy):
+            return Reserved(np.concatenate((roomy, taken)), position)
+        return Reserved(taken.copy(), position)
+
+    def unreserve(self, slots: Slots, holder: int, position: int, used: int) -> None:
+        """Undo a reservation whose answer nobody took, unless the holder went on meanwhile."""
+        holding = self.holdings.get(holder)
+        if holding is None:
+            if holder == ANONYMOUS:
+                self.allocator.release(slots)
+        elif holding.used == position + used:
+            self.allocator.release(holding.shrink(position, self.page_size))
+            if not holding.total:
+                del self.holdings[holder]
+
+    def release_holding(self, holder: int) -> int:
+        """Free all that `holder` holds; return how many slots. Idempotent."""
+        holding = self.holdings.pop(holder, None)
+        if holding is None:
+            return 0
+        slots = holding.slots()
+        self.allocator.release(slots)
+        return len(slots)
+
+    def own_slots(self, holder: int, units: int) -> Slots:
+        """Return the first `units` slots that `holder` holds. Raises SlotError when short."""
+        holding = self.holdings.get(holder)
+        have = holding.used if holding is not None else 0
+        if have < units:
+            raise SlotError(
+                f"pool {self.name}: the request has {have} slots allocated past its cached prefix, "
+                f"but {units} are to be cached; allocate with req=, or lower kv_committed_len"
+            )
+        return holding.slots()[:units] if holding is not None else EMPTY
+
+    # -- soundness ------------------------------------------------------------------
+
+    def lru_lengths(self) -> tuple[int | None, int | None]:
+        """Return the lengths of the device order and the host order; None where there is none."""
+        return None, None
+
+    def describe(self, node: Node) -> str:
+        """Return a few words on this component's data on `node`, for people."""
+        data = node.component_data[self.index]
+        held = "tombstone" if data.value is None else f"{len(data.value)} slots"
+        return f"{self.name}: {held}, locks {data.lock_ref}"
+
+    @abstractmethod
+    def audit(self, locked: dict[int, int]) -> list[Violation]:
+        """Recount everything from scratch; `locked` maps node id to live receipts on it. O(N)."""
+
+    @abstractmethod
+    def rebuild(self, locked: dict[int, int], holders: set[int]) -> list[Node]:
+        """Repair after a crash: recompute what can be derived; return nodes left without data."""
+
+    def reset(self) -> None:
+        """Forget all nodes: the tree has a new generation, and its slots are free. O(pool)."""
+        self.allocator = self.make_allocator()
+        self.holdings = {}
+        self.evictable = 0
+        self.protected = 0

@@ -1,0 +1,358 @@
+"""Full attention: one slot a token, on every node of the tree.
+
+Full decides whether a node exists. Its data on the device is closed upward: a node on the device
+has all its ancestors there, so the deepest node with data settles a whole path.
+
+**Protection is counted once per edge.** A node counts its own locks and its protected children; a
+lock's walk towards the root stops at the first ancestor that was protected already. What becomes
+protected is then the distance between two depths, without a sum over nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from radixtide.components.api import ComponentType, EvictLayer, Slots, Violation
+from radixtide.components.base import InsertPart, TreeComponent, Validator
+from radixtide.components.full_audit import audit_full, hollow_nodes, tree_slots
+from radixtide.components.leaf_order import LeafOrder
+from radixtide.components.policies import make_policy
+from radixtide.configs.schema import CacheConfig
+from radixtide.tiers.slots import ANONYMOUS, EMPTY, SlotAllocator
+from radixtide.tree.node import ComponentData, Node
+from radixtide.tree.radix_tree import RadixTree
+
+
+class FullComponent(TreeComponent):
+    """Full attention state: slots of ``pools.full``."""
+
+    name = ComponentType.FULL
+
+    def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
+        self.policy = make_policy(config.eviction)
+        self.leaves = LeafOrder(self.policy)
+        super().__init__(config, tree, index)
+
+    def make_allocator(self) -> SlotAllocator:
+        """Return the books of ``pools.full``, whole pages of it."""
+        page = self.config.page_size
+        size = self.config.pools.full.size
+        return SlotAllocator(size - size % page, page, self.name)
+
+    def reset(self) -> None:
+        """Forget all nodes and free all slots."""
+        super().reset()
+        self.leaves = LeafOrder(self.policy)
+
+    # -- match ------------------------------------------------------------------
+
+    def create_match_validator(self, match_device_only: bool) -> Validator:
+        """Accept nodes with data on the device, or on the host when that is allowed."""
+        index = self.index
+
+        def accepts(node: Node, units: int) -> bool:
+            data = node.component_data[index]
+            return data.value is not None or (
+                not match_device_only and data.host_value is not None
+            )
+
+        return accepts
+
+    def validate_path(
+        self, path: Sequence[Node], inside: Node | None, inside_units: int, match_device_only: bool
+    ) -> Sequence[int]:
+        """As in the base; O(1) where the deepest node has data, thanks to upward closure."""
+        deepest = inside if inside is not None else (path[-1] if path else None)
+        if deepest is None:
+            return range(0)
+        if deepest.component_data[self.index].value is not None:
+            steps = len(path) + (inside is not None)
+            return range(1, steps + 1)
+        return super().validate_path(path, inside, inside_units, match_device_only)
+
+    def finalize_match_result(self, path: Sequence[Node]) -> Slots:
+        """Return the slots of `path`, a fresh array, and refresh the place of its last node."""
+        if not path:
+            return EMPTY.copy()
+        index = self.index
+        data = path[-1].component_data[index]
+        if data.order_key is not None:
+            self.leaves.refresh(data)
+        if len(path) == 1:
+            assert data.value is not None
+            return data.value.copy()
+        return np.concatenate([node.component_data[index].value for node in path])  # type: ignore[arg-type]  # validated: no tombstone on a matched path
+
+    # -- insert -----------------------------------------------------------------
+
+    def check_insert(
+        self, value: Slots | None, holder: int, base: int, prev: int, units: int, matched: int
+    ) -> None:
+        """Raise SlotError unless `holder` holds the slots from `prev` on. A plan."""
+        begin = max(prev - base, 0)
+        if value is None:
+            self.own_slots(holder, units)
+            return
+        self.allocator.check(value[begin:units], holder)
+
+    def apply_insert(
+        self,
+        path: Sequence[Node],
+        leaf: Node | None,
+        value: Slots | None,
+        holder: int,
+        base: int,
+        prev: int,
+        units: int,
+        keep_duplicates: bool,
+        want_indices: bool,
+    ) -> InsertPart:
+        """Adopt what is new for the leaf; what the path holds already is duplicate."""
+        index = self.index
+        allocator = self.allocator
+        owned = self.holdings.get(holder) if value is None else None
+        if value is None:
+            value = self.own_slots(holder, units)
+        end = base + units
+        matched = path[-1].end if path else base
+        first = max(prev, base)
+        duplicate = (
+            value[first - base : matched - base].copy() if first < matched else EMPTY
+        )
+        if leaf is not None:
+            self._adopt(leaf, value[matched - base : units])
+        elif path:
+            data = path[-1].component_data[index]
+            if data.order_key is not None:
+                self.leaves.refresh(data)
+        indices = None
+        if want_indices:
+            indices = self.path_slots([*path, leaf] if leaf is not None else path)
+        if owned is not None:
+            owned.drop_front(units)
+        if len(duplicate) and not keep_duplicates:
+            allocator.release(duplicate)
+        return InsertPart(
+            adopted=((matched, end),) if matched < end else (),
+            duplicate=((first, matched),) if first < matched else (),
+            indices=indices,
+            kept=duplicate if keep_duplicates and len(duplicate) else None,
+            freed=0 if keep_duplicates else len(duplicate),
+        )
+
+    def _adopt(self, leaf: Node, slots: Slots) -> None:
+        data = leaf.component_data[self.index]
+        # A copy: a view would keep the caller's whole array alive for as long as the node lives.
+        data.value = slots.copy()
+        self.allocator.adopt(data.value)
+        parent = leaf.parent
+        assert parent is not None
+        above = parent.component_data[self.index]
+        above.device_children += 1
+        if above.order_key is not None:
+            self.leaves.remove(above)
+        self.evictable += len(slots)
+        self.leaves.add(data)
+
+    # -- split ------------------------------------------------------------------
+
+    def redistribute_on_node_split(self, prefix: Node, suffix: Node) -> None:
+        """Cut the slots in two; the suffix keeps locks and place, the prefix is protected by it."""
+        above = prefix.component_data[self.index]
+        below = suffix.component_data[self.index]
+        value = below.value
+        if value is not None:
+            cut = prefix.length
+            above.value = value[:cut].copy()
+            below.value = value[cut:].copy()
+            above.device_children = 1
+        above.lock_ref = 1 if below.lock_ref else 0
+        if below.order_key is not None:
+            self.leaves.refresh(below)
+
+    # -- evict ------------------------------------------------------------------
+
+    def evict_component(self, node: Node, target: EvictLayer) -> tuple[int, int]:
+        """Free the device slots of `node`, an evictable leaf."""
+        freed = self.evict_nodes([node])
+        return freed, 0
+
+    def evict_nodes(self, nodes: Sequence[Node]) -> int:
+        """Free the device slots of `nodes`, children before parents; return how many."""
+        index = self.index
+        gone: list[Slots] = []
+        for node in nodes:
+            data = node.component_data[index]
+            value = data.value
+            if value is None:
+                continue
+            data.value = None
+            if data.order_key is not None:
+                self.leaves.remove(data)
+            gone.append(value)
+            self._lost_child(node)
+        if not gone:
+            return 0
+        slots = gone[0] if len(gone) == 1 else np.concatenate(gone)
+        self.allocator.release_tree(slots)
+        self.evictable -= len(slots)
+        return len(slots)
+
+    def _lost_child(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        above = parent.component_data[self.index]
+        above.device_children -= 1
+        if not above.device_children and self.is_evictable_leaf(parent, above):
+            self.leaves.add(above)
+
+    def lru_lengths(self) -> tuple[int | None, int | None]:
+        """Return how many device leaves are evictable; there is no host tier yet."""
+        return len(self.leaves), 0
+
+    def is_evictable_leaf(self, node: Node, data: ComponentData) -> bool:
+        """Return whether `node` has data, no child with data, no lock, and is not the root."""
+        return (
+            data.value is not None
+            and not data.device_children
+            and not data.lock_ref
+            and node.parent is not None
+        )
+
+    def eviction_priority(self, is_leaf: bool) -> int:
+        """Return 0 for a leaf, 2 inside: evicting Full takes every other component along."""
+        return 0 if is_leaf else 2
+
+    def drive_eviction(self, target: int) -> list[Node]:
+        """Return leaves in policy order until they hold `target` slots.
+
+        A parent whose last child is chosen joins with its own key, so a chain can go bottom-up in
+        one plan. Cost O(victims · log victims).
+        """
+        victims: list[Node] = []
+        if target <= 0:
+            return victims
+        index = self.index
+        key = self.policy.key
+        chosen: dict[Node, int] = {}
+        late: list[tuple[Any, int, Node]] = []
+        leaves = iter(self.leaves)
+        head = next(leaves, None)
+        got = 0
+        while got < target and (head is not None or late):
+            if head is not None and (not late or head.order_key <= late[0][0]):
+                node = head.node
+                head = next(leaves, None)
+            else:
+                node = heapq.heappop(late)[2]
+            assert node is not None
+            victims.append(node)
+            got += node.length
+            parent = node.parent
+            assert parent is not None
+            if parent.parent is None:
+                continue
+            above = parent.component_data[index]
+            count = chosen.get(parent, 0) + 1
+            chosen[parent] = count
+            if count == above.device_children and not above.lock_ref:
+                heapq.heappush(late, (key(parent), parent.id, parent))
+        return victims
+
+    # -- lock -------------------------------------------------------------------
+
+    def acquire_component_lock(self, node: Node) -> None:
+        """Protect the path from `node` to the root. O(newly protected nodes)."""
+        parent = node.parent
+        if parent is None:
+            return
+        index = self.index
+        data = node.component_data[index]
+        if data.order_key is not None:
+            self.leaves.remove(data)
+        at = node
+        while parent is not None:
+            data = at.component_data[index]
+            data.lock_ref += 1
+            if data.lock_ref > 1:
+                break
+            at = parent
+            parent = at.parent
+        moved = node.end - at.end
+        self.evictable -= moved
+        self.protected += moved
+
+    def release_component_lock(self, node: Node, record: object) -> int:
+        """Undo one acquisition on `node`. O(nodes that become evictable)."""
+        parent = node.parent
+        if parent is None:
+            return 0
+        index = self.index
+        at = node
+        while parent is not None:
+            data = at.component_data[index]
+            data.lock_ref -= 1
+            if data.lock_ref:
+                break
+            at = parent
+            parent = at.parent
+        moved = node.end - at.end
+        if moved:
+            self.protected -= moved
+            self.evictable += moved
+            data = node.component_data[index]
+            if not data.device_children and data.value is not None:
+                self.leaves.add(data)
+        return moved
+
+    # -- soundness ------------------------------------------------------------------
+
+    def audit(self, locked: dict[int, int]) -> list[Violation]:
+        """Recount everything from scratch. O(N + pool)."""
+        return audit_full(self, locked)
+
+    def rebuild(self, locked: dict[int, int], holders: set[int]) -> list[Node]:
+        """Recompute counts, sizes, order and books from values and receipts. O(N + pool)."""
+        index = self.index
+        self.leaves = LeafOrder(self.policy)
+        for holder in set(self.holdings) - holders - {ANONYMOUS}:
+            del self.holdings[holder]
+        hollow = hollow_nodes(self)
+        dropped = set(hollow)
+        nodes = [node for node in self.tree if node not in dropped]
+        root = self.tree.root.component_data[index]
+        root.device_children = 0
+        root.lock_ref = 0
+        for node in nodes:
+            data = node.component_data[index]
+            data.newer = data.older = data.order_key = None
+            data.device_children = 0
+            data.lock_ref = locked.get(node.id, 0)
+        self.evictable = self.protected = 0
+        # Iteration is parents first, so the reverse counts children before their parents.
+        for node in reversed(nodes):
+            data = node.component_data[index]
+            parent = node.parent
+            assert parent is not None
+            above = parent.component_data[index]
+            above.device_children += 1
+            if data.lock_ref:
+                self.protected += node.length
+                if parent.parent is not None:
+                    above.lock_ref += 1
+            else:
+                self.evictable += node.length
+        for node in nodes:
+            data = node.component_data[index]
+            if self.is_evictable_leaf(node, data):
+                self.leaves.add(data)
+        pages = self.allocator.pages_of
+        self.allocator.rebuild(
+            pages(tree_slots(self, nodes)),
+            {holder: pages(held.slots()) for holder, held in self.holdings.items()},
+        )
+        return hollow

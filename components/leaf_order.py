@@ -1,0 +1,82 @@
+"""The evictable leaves of one tier, in the order of an eviction policy.
+
+Two lanes make the common case O(1) and the rest O(log n), with no stale entries in either: a leaf
+whose key is not below the newest one's is appended to an intrusive list (under lru every touch
+is); any other, such as a parent that becomes a leaf late and takes the place of its own access
+time, goes to a sorted list. The first leaf is the smaller of the two heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sortedcontainers import SortedList
+
+from radixtide.components.policies import EvictionPolicy
+from radixtide.tree.lru import LruList
+from radixtide.tree.node import ComponentData
+
+
+class LeafOrder:
+    """A set of leaves ordered by `policy`; holds exactly what is added and not removed."""
+
+    __slots__ = ("_lane", "_policy", "_sorted")
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._lane: LruList[ComponentData] = LruList()
+        self._sorted: SortedList[tuple[Any, int, ComponentData]] = SortedList()
+
+    def __len__(self) -> int:
+        return len(self._lane) + len(self._sorted)
+
+    def add(self, data: ComponentData) -> None:
+        """Add a leaf that is not in the set. O(1), or O(log n) when its key is an old one."""
+        node = data.node
+        assert node is not None and data.order_key is None
+        data.order_key = key = self._policy.key(node)
+        newest = self._lane.newest
+        if newest is None or key >= newest.order_key:
+            self._lane.append(data)
+        else:
+            self._sorted.add((key, node.id, data))
+
+    def remove(self, data: ComponentData) -> None:
+        """Take a leaf out. O(1) or O(log n)."""
+        if data.newer is not None:
+            self._lane.remove(data)
+        else:
+            assert data.node is not None
+            self._sorted.remove((data.order_key, data.node.id, data))
+        data.order_key = None
+
+    def refresh(self, data: ComponentData) -> None:
+        """Give a leaf of the set the place that its present key gives it. O(1) or O(log n)."""
+        node = data.node
+        assert node is not None
+        key = self._policy.key(node)
+        if key == data.order_key:
+            return
+        newest = self._lane.newest
+        if data.newer is not None and newest is not None and key >= newest.order_key:
+            data.order_key = key
+            self._lane.promote(data)
+            return
+        self.remove(data)
+        self.add(data)
+
+    def __iter__(self) -> Iterator[ComponentData]:
+        """Yield leaves, first to go first; the set must not change meanwhile."""
+        lane = iter(self._lane)
+        ordered = iter(self._sorted)
+        first = next(lane, None)
+        other = next(ordered, None)
+        while first is not None or other is not None:
+            if other is None or (first is not None and first.order_key <= other[0]):
+                assert first is not None
+                yield first
+                first = next(lane, None)
+            else:
+                yield other[2]
+                other = next(ordered, None)

@@ -1,0 +1,75 @@
+"""The audit of a component's slots: each owned once, none lost, sizes add up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radixtide.components.api import Slots, Violation
+from radixtide.tiers.slots import FIRST_HOLDER, FREE, TREE
+
+if TYPE_CHECKING:
+    from radixtide.components.base import TreeComponent
+
+
+def audit_pool(component: TreeComponent, tree_slots: Slots) -> list[Violation]:
+    """Compare the pool's books with what tree and holders really have. O(pool).
+
+    `tree_slots`: the device slots of all nodes of `component`.
+    """
+    found: list[Violation] = []
+    allocator = component.allocator
+    name = component.name
+
+    def report(clause: str, message: str) -> None:
+        found.append(Violation(clause, f"pool {name}: {message}"))
+
+    def shown(pages: Slots) -> str:
+        head = ", ".join(str(int(page) * allocator.page_size) for page in pages[:4])
+        return head + (", ..." if len(pages) > 4 else "")
+
+    owners = allocator.owners()
+    claims = np.zeros(allocator.pages, dtype=np.int32)
+    in_range = (tree_slots >= 0) & (tree_slots < allocator.size)
+    if not in_range.all():
+        report("slots", f"nodes name slots out of range: {tree_slots[~in_range][:4].tolist()}")
+        tree_slots = tree_slots[in_range]
+    tree_pages = allocator.pages_of(tree_slots)
+    np.add.at(claims, tree_pages, 1)
+    held: list[Slots] = []
+    for holder, holding in component.holdings.items():
+        pages = allocator.pages_of(holding.slots())
+        held.append(pages)
+        np.add.at(claims, pages, 1)
+        if len(pages) and not (owners[pages] == holder).all():
+            report("slots", f"request holder {holder} lists slots that the books give to others")
+        if not 0 <= holding.used <= holding.total or holding.total != len(holding.slots()):
+            report("counts", f"holder {holder} uses {holding.used} of {holding.total} slots")
+    free = allocator.free_pages()
+    np.add.at(claims, free, 1)
+    if (twice := np.flatnonzero(claims > 1)).size:
+        report("slots", f"slots owned twice: pages at {shown(twice)}")
+    if not (owners[tree_pages] == TREE).all():
+        wrong = tree_pages[owners[tree_pages] != TREE]
+        report("slots", f"nodes have slots that the books do not give to the tree: {shown(wrong)}")
+    if len(free) and not (owners[free] == FREE).all():
+        report("slots", f"free list has owned pages: {shown(free[owners[free] != FREE])}")
+    by_request = owners >= FIRST_HOLDER
+    lost = np.flatnonzero((claims == 0) & ((owners == FREE) | (owners == TREE) | by_request))
+    if lost.size:
+        report("lost", f"slots lost: pages at {shown(lost)} belong to nobody")
+    if int(np.count_nonzero(owners == TREE)) != allocator.tree_pages:
+        report("sizes", f"{allocator.tree_pages} tree pages counted, books have another number")
+    sizes = component.sizes()
+    parts = sizes.free + sizes.evictable + sizes.protected + sizes.held
+    if parts != sizes.size:
+        report(
+            "sizes",
+            f"free {sizes.free} + evictable {sizes.evictable} + protected {sizes.protected} + "
+            f"held {sizes.held} = {parts}, not {sizes.size}",
+        )
+    for what in ("free", "evictable", "protected", "held"):
+        if getattr(sizes, what) < 0:
+            report("counts", f"{what} is {getattr(sizes, what)}")
+    return found

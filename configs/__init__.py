@@ -1,0 +1,1 @@
+"""Configuration: the schema, its reader, the presets (``*.toml``), and every error's class."""

@@ -1,0 +1,1 @@
+../../../radixtide/__init__.py

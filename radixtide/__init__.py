@@ -1,0 +1,160 @@
+"""Radixtide: a radix-tree prefix cache for language-model serving, built from asyncio actors.
+
+The public names, gathered from the rooms that define them. They are loaded at first use, so that
+``import radixtide`` itself is cheap (no PyTorch):
+
+    from radixtide import MatchPrefixParams, RadixKey, UnifiedRadixCache
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from radixtide.actors.cache import UnifiedRadixCache
+    from radixtide.components.api import (
+        ActorStats,
+        AllocateParams,
+        AllocateResult,
+        AuditReport,
+        CacheReqResult,
+        CacheStats,
+        ComponentType,
+        DecLockRefResult,
+        EvictLayer,
+        EvictParams,
+        EvictResult,
+        InsertParams,
+        InsertResult,
+        LockReceipt,
+        MatchPrefixParams,
+        MatchResult,
+        MissReason,
+        NodeHandle,
+        PinResult,
+        PoolStats,
+        Violation,
+    )
+    from radixtide.components.request import Request
+    from radixtide.configs.errors import (
+        ActorError,
+        ActorFailed,
+        ActorStopped,
+        Busy,
+        CacheClosed,
+        CallTimeout,
+        ConfigError,
+        DoubleFree,
+        ForeignReceipt,
+        InvalidInput,
+        InvalidKey,
+        InvalidRequest,
+        InvariantError,
+        MailboxFull,
+        NodeError,
+        OutOfSlots,
+        PinRefused,
+        RadixtideError,
+        ReceiptError,
+        ReceiptReleased,
+        SlotError,
+        StaleNode,
+        TraceError,
+        UnknownNode,
+    )
+    from radixtide.configs.loader import load_config
+    from radixtide.configs.schema import CacheConfig
+    from radixtide.tree.key import RadixKey
+
+    __version__: str
+
+__all__ = (
+    "ActorError",
+    "ActorFailed",
+    "ActorStats",
+    "ActorStopped",
+    "AllocateParams",
+    "AllocateResult",
+    "AuditReport",
+    "Busy",
+    "CacheClosed",
+    "CacheConfig",
+    "CacheReqResult",
+    "CacheStats",
+    "CallTimeout",
+    "ComponentType",
+    "ConfigError",
+    "DecLockRefResult",
+    "DoubleFree",
+    "EvictLayer",
+    "EvictParams",
+    "EvictResult",
+    "ForeignReceipt",
+    "InsertParams",
+    "InsertResult",
+    "InvalidInput",
+    "InvalidKey",
+    "InvalidRequest",
+    "InvariantError",
+    "LockReceipt",
+    "MailboxFull",
+    "MatchPrefixParams",
+    "MatchResult",
+    "MissReason",
+    "NodeError",
+    "NodeHandle",
+    "OutOfSlots",
+    "PinRefused",
+    "PinResult",
+    "PoolStats",
+    "RadixKey",
+    "RadixtideError",
+    "ReceiptError",
+    "ReceiptReleased",
+    "Request",
+    "SlotError",
+    "StaleNode",
+    "TraceError",
+    "UnifiedRadixCache",
+    "UnknownNode",
+    "Violation",
+    "__version__",
+    "load_config",
+)
+
+_ROOMS: Final = {
+    "UnifiedRadixCache": "radixtide.actors.cache",
+    "RadixKey": "radixtide.tree.key",
+    "Request": "radixtide.components.request",
+    "CacheConfig": "radixtide.configs.schema",
+    "load_config": "radixtide.configs.loader",
+}
+"""Where a name is defined, for those outside the two rooms below."""
+
+_SEARCHED: Final = ("radixtide.configs.errors", "radixtide.components.api")
+"""Rooms that define all other names, the one that is cheap to load first."""
+
+if not TYPE_CHECKING:  # checkers see the imports above; with this they would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Load the public name `name` at its first use."""
+        if name not in __all__:
+            raise AttributeError(f"module 'radixtide' has no attribute {name!r}")
+        from importlib import import_module, metadata
+
+        if name == "__version__":
+            value = metadata.version("radixtide")
+        elif name in _ROOMS:
+            value = getattr(import_module(_ROOMS[name]), name)
+        else:
+            value = next(
+                getattr(module, name)
+                for module in map(import_module, _SEARCHED)
+                if hasattr(module, name)
+            )
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """Return the public names, loaded or not."""
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,51 @@
+"""Ghosts: a bounded memory of what was evicted, so that a miss can say why.
+
+A ghost is named by the *lineage* of the parent and the first page of the evicted node. A node that
+comes back to a ghost's place, with the ghost's end, takes over its lineage; so the ghosts of its
+former children are found again under it. Memory: one small record an evicted node, at most
+``capacity``; cost O(page) a call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from radixtide.tree.node import Node
+
+
+class GhostList:
+    """The last `capacity` evicted nodes, oldest forgotten first; 0 remembers none."""
+
+    __slots__ = ("_capacity", "_ghosts")
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        # The name is a hash: a collision could only misname the reason of a miss.
+        self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._ghosts)
+
+    def remember(self, node: Node) -> None:
+        """Note that `node`, still linked to its parent, is evicted."""
+        if not self._capacity or node.parent is None:
+            return
+        self._ghosts[hash((node.parent.lineage, node.edge))] = (node.lineage, node.end)
+        if len(self._ghosts) > self._capacity:
+            self._ghosts.popitem(last=False)
+
+    def knows(self, parent: Node, edge: bytes) -> bool:
+        """Return whether a child of `parent` that began with `edge` was evicted."""
+        return hash((parent.lineage, edge)) in self._ghosts
+
+    def revive(self, node: Node) -> None:
+        """Let `node`, new below its parent, take over the lineage of the ghost in its place."""
+        if not self._ghosts or node.parent is None:
+            return
+        ghost = self._ghosts.pop(hash((node.parent.lineage, node.edge)), None)
+        if ghost is not None and ghost[1] == node.end:
+            node.lineage = ghost[0]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._ghosts.clear()
