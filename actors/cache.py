@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-import numpy as np
 import torch
 
 from radixtide.actors import calls
@@ -41,13 +38,13 @@ from radixtide.components.api import (
     PinResult,
     PoolStats,
     SlotInput,
-    Slots,
 )
 from radixtide.components.base import TreeComponent
 from radixtide.components.policies import plugin_policies
 from radixtide.components.registry import make_components
 from radixtide.components.request import Request
-from radixtide.configs.errors import Busy, CacheClosed, InvalidInput, SlotError
+from radixtide.components.slot_input import as_slots
+from radixtide.configs.errors import Busy, CacheClosed, InvalidInput
 from radixtide.configs.loader import load_config, validate
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.kv_pool import TokenToKVPool
@@ -152,7 +149,7 @@ class UnifiedRadixCache:
         if self._turns <= 0:
             self._turns = self._turn_limit
             await asyncio.sleep(0)
-        reply = self._open_system().ask(
+        reply = (self._system or self._open_system()).ask(
             self._coordinator, message, self._timeout if timeout is None else timeout
         )
         if reply.__class__ is PendingReply:
@@ -161,7 +158,7 @@ class UnifiedRadixCache:
 
     async def _give(self, message: Any, timeout: float | None) -> Any:
         """Run a call that gives: the turn is given up after, when it is carried out."""
-        reply = self._open_system().ask(
+        reply = (self._system or self._open_system()).ask(
             self._coordinator, message, self._timeout if timeout is None else timeout, gives=True
         )
         if reply.__class__ is PendingReply:
@@ -221,10 +218,6 @@ class UnifiedRadixCache:
             SlotError: slots that the caller does not hold, or that are not whole pages.
         """
         _expect(params, InsertParams)
-        slots = as_slots(params.value)
-        return await self._give_insert(msgspec.structs.replace(params, value=slots), timeout)
-
-    async def _give_insert(self, params: InsertParams, timeout: float | None) -> InsertResult:
         result: InsertResult = await self._give(params, timeout)
         return result
 
@@ -272,9 +265,7 @@ class UnifiedRadixCache:
 
     # -- locks ----------------------------------------------------------------------
 
-    async def inc_lock_ref(
-        self, node: NodeHandle, *, timeout: float | None = None
-    ) -> LockReceipt:
+    async def inc_lock_ref(self, node: NodeHandle, *, timeout: float | None = None) -> LockReceipt:
         """Protect the path to `node` from eviction. Cost O(nodes newly protected).
 
         Raises:
@@ -338,9 +329,7 @@ class UnifiedRadixCache:
             SlotError: the row names slots that are not the request's.
         """
         _expect(req, Request)
-        result: CacheReqResult = await self._give(
-            calls.CacheUnfinishedReq(req, is_insert), timeout
-        )
+        result: CacheReqResult = await self._give(calls.CacheUnfinishedReq(req, is_insert), timeout)
         return result
 
     async def cache_finished_req(
@@ -367,9 +356,7 @@ class UnifiedRadixCache:
 
     # -- pins -----------------------------------------------------------------------
 
-    async def pin(
-        self, key: RadixKey, ttl: float, *, timeout: float | None = None
-    ) -> PinResult:
+    async def pin(self, key: RadixKey, ttl: float, *, timeout: float | None = None) -> PinResult:
         """Keep the cached part of `key` from eviction for `ttl` seconds, within ``pins.budget``.
 
         Pinning a pinned key renews its time. Cost O(K + D).
@@ -472,31 +459,6 @@ class UnifiedRadixCache:
         self._open_system().remove_interceptor(interceptor)
 
 
-def as_slots(indices: SlotInput | Sequence[int]) -> Slots:
-    """Return `indices` as an int64 array, without a copy where it is one.
-
-    Raises:
-        SlotError: not a tensor or array of int64 with one dimension on the CPU.
-    """
-    if isinstance(indices, torch.Tensor):
-        if indices.device.type != "cpu":
-            raise SlotError(f"slot indices are on {indices.device}; pass indices.cpu()")
-        if indices.dtype != torch.int64:
-            raise SlotError(f"slot indices must be int64, not {indices.dtype}")
-        indices = indices.detach().numpy()
-    if not isinstance(indices, np.ndarray):
-        raise SlotError(
-            f"slot indices must be an int64 tensor or array, not {type(indices).__name__}"
-        )
-    if indices.dtype != np.int64:
-        raise SlotError(f"slot indices must be int64, not {indices.dtype}")
-    if indices.ndim != 1:
-        raise SlotError(f"slot indices must have one dimension, not shape {indices.shape}")
-    return indices
-
-
 def _expect(value: object, kind: type) -> None:
     if value.__class__ is not kind and not isinstance(value, kind):
         raise InvalidInput(f"expected {kind.__name__}, got {type(value).__name__}")
-
-

@@ -39,6 +39,9 @@ class Actor:
     """State and handlers; everything else is the cell's."""
 
     name: str = "actor"
+    converses: bool = True
+    """Whether a handler may be a conversation. False promises plain functions that send nothing,
+    which a direct delivery can call without marking the cell busy."""
 
     def handlers(self) -> Mapping[type, Handler]:
         """Return the handler of each message type."""
@@ -91,6 +94,7 @@ class Cell:
         self.mailbox: deque[Envelope] = deque()
         self.capacity = capacity
         self.batch = batch
+        self.converses = actor.converses
         self.open = False
         self.error: BaseException | None = None
         self.busy = False
@@ -174,17 +178,26 @@ class Cell:
         when the handler crashed before it changed anything: post the message. Raises what the
         handler refuses with.
         """
+        self.handled = handled = self.handled + 1
+        started = 0.0 if handled % SAMPLE else perf_counter()
+        if not self.converses:
+            try:
+                result = self.handlers[message.__class__](message)
+            except RadixtideError:
+                raise
+            except Exception as error:
+                return self._crashed_now(message, error)
+            if started:
+                self.times.add_handling(perf_counter() - started)
+            return result
         self.idle = False
         self.busy = True
-        self.handled = handled = self.handled + 1
-        if handled % SAMPLE == 0:
-            started = perf_counter()
-        else:
-            started = 0.0
         try:
             result = self.handlers[message.__class__](message)
             if result.__class__ is GeneratorType:
                 result = self._drive(result, None, None, None, None, message)
+                if result is PARKED:
+                    return result
         except RadixtideError:
             self._free()
             raise
@@ -192,13 +205,12 @@ class Cell:
             return self._crashed_now(message, error)
         if started:
             self.times.add_handling(perf_counter() - started)
-        if result is not PARKED:
-            self.busy = False
-            if self.mailbox:
-                self.schedule()
-            else:
-                # Nothing else can have changed while one synchronous handler ran.
-                self.idle = self.system.direct and self.open
+        self.busy = False
+        if self.mailbox:
+            self.schedule()
+        else:
+            # Nothing else can have changed while one synchronous handler ran.
+            self.idle = self.system.direct and self.open
         return result
 
     def _crashed_now(self, message: Any, error: Exception) -> Any:
@@ -371,42 +383,44 @@ class Cell:
                     calls = generator.throw(error)
                     error = None
                 if calls.__class__ is tuple:
-                    cell, request = calls
-                    applied = applied or request.applies
+                    many = False
+                    calls = [calls]
+                else:
+                    many = True
+                replies: list[Any] = []
+                missing = 0
+                for cell, request in calls:
+                    if request.applies:
+                        applied = True
+                    value = REDELIVER
                     if cell.idle:
                         try:
                             value = cell.handle_now(request)
                         except RadixtideError as refused:
-                            error = refused
-                            continue
-                        if value is not REDELIVER:
-                            continue
-                    replies: list[tuple[Any, BaseException | None] | None] = [None]
-                    calls = [calls]
-                    many = False
-                else:
-                    many = True
-                    replies = [None] * len(calls)
-                    for at, (cell, request) in enumerate(calls):
-                        applied = applied or request.applies
-                        if cell.idle:
-                            try:
-                                value = cell.handle_now(request)
-                            except RadixtideError as refused:
-                                replies[at] = (None, refused)
-                            else:
-                                if value is not REDELIVER:
-                                    replies[at] = (value, None)
-                    if None not in replies:
-                        value, error = _combine(replies, many)
-                        continue
+                            error = error or refused
+                            value = refused
+                    if value is REDELIVER:
+                        missing += 1
+                    replies.append(value)
+                if not missing:
+                    if error is None:
+                        value = replies if many else replies[0]
+                    continue
+                error = None
                 if exchange is None:
                     if envelope is None:
                         envelope = self.system.envelope(self.name, self, message)
                     exchange = Exchange(envelope, generator)
                 exchange.applied = applied
                 exchange.many = many
-                exchange.replies = replies
+                exchange.replies = [
+                    None
+                    if reply is REDELIVER
+                    else (None, reply)
+                    if isinstance(reply, RadixtideError)
+                    else (reply, None)
+                    for reply in replies
+                ]
                 self._park(exchange, calls)
                 return PARKED
         except StopIteration as stop:
@@ -521,7 +535,7 @@ class Cell:
         waiting = self.stalled.pop(cell, None)
         if waiting is None:
             return
-        self.mailbox.extendleft(reversed([one for one in waiting if not one.withdrawn]))
+        self.mailbox.extendleft(reversed(waiting))
         if not self.busy:
             self._free()
 

@@ -39,6 +39,8 @@ from radixtide.tree.node import Node
 class ComponentActor(Actor):
     """One component behind a mailbox."""
 
+    converses = False
+
     def __init__(self, component: TreeComponent) -> None:
         self.component = component
         self.name = component.name

@@ -59,9 +59,7 @@ def unpin_key(state: State, p: UnpinKey) -> Conversation:
 
 def reset(state: State, p: Reset) -> Conversation:
     """Drop everything, or raise Busy with the holders' names."""
-    holders = [
-        f"request {entry.req.rid!r}" for entry in state.ledger.entries()
-    ]
+    holders = [f"request {entry.req.rid!r}" for entry in state.ledger.entries()]
     holders += [
         f"receipt {number} on node {held.node.id}"
         for number, held in state.receipts.items()

@@ -10,6 +10,7 @@ from radixtide.actors.messages import CheckInsert, CommitInsert
 from radixtide.actors.state import State
 from radixtide.components.api import InsertParams, InsertResult, Slots
 from radixtide.components.base import InsertPart
+from radixtide.components.slot_input import as_slots
 from radixtide.configs.errors import InvalidInput
 from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree.node import Node
@@ -20,8 +21,8 @@ def insert(state: State, p: InsertParams) -> Conversation:
     """Give slots to the tree; see ``UnifiedRadixCache.insert``."""
     key = p.key
     state.check_key(key)
+    value = as_slots(p.value)
     walk = state.tree.walk(key)
-    value: Any = p.value
     _check_ranges(state, p, walk, len(value))
     inserted = yield from insert_walk(
         state, walk, value, ANONYMOUS, p.prev_prefix_len, p.prev_prefix_len, p.priority
@@ -49,9 +50,9 @@ def _check_ranges(state: State, p: InsertParams, walk: Walk, slots: int) -> None
             f"prev_prefix_len {prev} is beyond the {walk.matched} units of the key that are "
             "cached on the device; pass what match_prefix returned, and hold a lock on it"
         )
-    unknown = set(p.component_evicted_seqlens) - {cell.name for cell in state.cells}
-    if unknown:
-        raise InvalidInput(f"component_evicted_seqlens names {sorted(unknown)}, not in this cache")
+    if p.component_evicted_seqlens:
+        for name in p.component_evicted_seqlens:
+            state.cell(name)
     if p.mamba_value is not None:
         raise InvalidInput("mamba_value was given, but this cache has no mamba component")
 
@@ -132,4 +133,3 @@ def insert_walk(
     counters.inserts += 1
     counters.new_units += walk.base + limit - matched
     return Inserted(leaf if leaf is not None else walk.last, matched, parts[0])
-

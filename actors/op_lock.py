@@ -33,8 +33,7 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Conversation:
     if node.parent is None:
         return DecLockRefResult({cell.name: 0 for cell in state.cells})
     moved = yield [
-        (cell, Unlock(node, record))
-        for cell, record in zip(state.cells, held.records, strict=True)
+        (cell, Unlock(node, record)) for cell, record in zip(state.cells, held.records, strict=True)
     ]
     return DecLockRefResult(
         {cell.name: units for cell, units in zip(state.cells, moved, strict=True)}

@@ -158,11 +158,7 @@ class State:
         """Return the node of `handle`. Raises StaleNode or UnknownNode."""
         tree = self.tree
         node = tree.nodes.get(handle.id)
-        if (
-            node is not None
-            and handle.generation == tree.generation
-            and handle.epoch == node.epoch
-        ):
+        if node is not None and handle.generation == tree.generation and handle.epoch == node.epoch:
             return node
         if not 0 <= handle.id < tree.next_id or not 0 <= handle.generation <= tree.generation:
             raise UnknownNode(f"{handle} was never given out by this cache")

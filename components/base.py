@@ -180,9 +180,7 @@ class TreeComponent(ABC):
     def path_slots(self, path: Sequence[Node]) -> Slots:
         """Return the device slots of `path` in one fresh array. O(units)."""
         values = [
-            value
-            for node in path
-            if (value := node.component_data[self.index].value) is not None
+            value for node in path if (value := node.component_data[self.index].value) is not None
         ]
         return np.concatenate(values) if values else EMPTY.copy()
 

@@ -56,9 +56,7 @@ class FullComponent(TreeComponent):
 
         def accepts(node: Node, units: int) -> bool:
             data = node.component_data[index]
-            return data.value is not None or (
-                not match_device_only and data.host_value is not None
-            )
+            return data.value is not None or (not match_device_only and data.host_value is not None)
 
         return accepts
 
@@ -120,9 +118,7 @@ class FullComponent(TreeComponent):
         end = base + units
         matched = path[-1].end if path else base
         first = max(prev, base)
-        duplicate = (
-            value[first - base : matched - base].copy() if first < matched else EMPTY
-        )
+        duplicate = value[first - base : matched - base].copy() if first < matched else EMPTY
         if leaf is not None:
             self._adopt(leaf, value[matched - base : units])
         elif path:

@@ -38,9 +38,7 @@ def hollow_nodes(full: FullComponent) -> list[Node]:
 def tree_slots(full: FullComponent, nodes: Sequence[Node]) -> Slots:
     """Return the device slots of `nodes` in one array."""
     values = [
-        value
-        for node in nodes
-        if (value := node.component_data[full.index].value) is not None
+        value for node in nodes if (value := node.component_data[full.index].value) is not None
     ]
     return np.concatenate(values) if values else np.empty(0, dtype=np.int64)
 
@@ -150,9 +148,7 @@ def _audit_order(full: FullComponent, nodes: list[Node], found: list[Violation])
     members = set(in_order)
     if len(in_order) != len(members) or len(full.leaves) != len(members):
         found.append(Violation("lru", f"the {full.name} leaves hold a node twice"))
-    leaves = {
-        node for node in nodes if full.is_evictable_leaf(node, node.component_data[index])
-    }
+    leaves = {node for node in nodes if full.is_evictable_leaf(node, node.component_data[index])}
     for node in sorted(leaves - members, key=lambda one: one.id):
         found.append(Violation("leaf_sets", f"{node} is an evictable leaf but not in the set"))
     for node in sorted(members - leaves, key=lambda one: one.id):

@@ -114,9 +114,7 @@ class Tlru(EvictionPolicy):
     def key(self, node: Node) -> OrderKey:
         """Return (not tail-safe, touch)."""
         config = self.config
-        budget = max(
-            node.high_water + config.tlru_next_prompt_estimate - config.tlru_threshold, 0
-        )
+        budget = max(node.high_water + config.tlru_next_prompt_estimate - config.tlru_threshold, 0)
         return int(node.start < budget), node.touch
 
 

@@ -12,7 +12,7 @@ import torch
 from radixtide.tree.key import RadixKey, TokenIds
 
 if TYPE_CHECKING:
-    from radixtide.components.api import LockReceipt, NodeHandle
+    pass
 
 
 class Request(msgspec.Struct, kw_only=False, dict=False):

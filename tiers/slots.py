@@ -8,6 +8,7 @@ before anything changes. All calls are O(slots named), none depends on the size 
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,8 @@ ANONYMOUS: Final = 2
 FIRST_HOLDER: Final = 3
 """Numbers from here on are holders: requests."""
 
+_OWNER: Final = struct.Struct("=i")
+
 EMPTY: Final[Slots] = np.empty(0, dtype=np.int64)
 
 
@@ -39,6 +42,7 @@ class SlotAllocator:
     __slots__ = (
         "_free",
         "_offsets",
+        "_ones",
         "_owner",
         "_seen",
         "_top",
@@ -63,6 +67,7 @@ class SlotAllocator:
         self._owner = np.zeros(self.pages, dtype=np.int32)
         self._seen = np.zeros(self.pages, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int64)
+        self._ones = b""
         self.tree_pages = 0
 
     @property
@@ -112,7 +117,7 @@ class SlotAllocator:
             )
         first, last = int(slots[0]), int(slots[-1])
         run = last - first == count - 1 and first >= 0 and first % size == 0 and last < self.size
-        if run and (count < 3 or bool((slots[1:] - slots[:-1] == 1).all())):
+        if run and self._ascends(slots):
             # One ascending run: distinct by nature, owners are one slice.
             owners = self._owner[first // size : last // size + 1]
             self._check_owners(owners, first // size, None, holders)
@@ -145,6 +150,17 @@ class SlotAllocator:
                 "given twice"
             )
 
+    def _ascends(self, slots: Slots) -> bool:
+        """Return whether each slot is one more than the one before.
+
+        The steps are compared as memory with a stretch of ones: several times cheaper than a
+        comparison and a reduction for the lengths that requests have.
+        """
+        steps = (slots[1:] - slots[:-1]).tobytes()
+        if len(self._ones) < len(steps):
+            self._ones = np.ones(len(steps) // 8 + 1024, dtype=np.int64).tobytes()
+        return self._ones.startswith(steps)
+
     def _check_owners(
         self,
         owners: npt.NDArray[np.int32],
@@ -152,6 +168,8 @@ class SlotAllocator:
         pages: Pages | None,
         holders: tuple[int, ...],
     ) -> None:
+        if len(holders) == 1 and owners.tobytes() == _OWNER.pack(holders[0]) * len(owners):
+            return
         fine = owners == holders[0]
         for other in holders[1:]:
             fine |= owners == other

@@ -91,7 +91,13 @@ class Node:
     component_data: tuple[ComponentData, ...]
 
     def __init__(
-        self, node_id: int, parent: Node | None, piece: bytes, edge: bytes, end: int, components: int
+        self,
+        node_id: int,
+        parent: Node | None,
+        piece: bytes,
+        edge: bytes,
+        end: int,
+        components: int,
     ) -> None:
         self.id = node_id
         self.parent = parent
