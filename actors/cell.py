@@ -185,7 +185,7 @@ class Cell:
                 result = self.handlers[message.__class__](message)
             except RadixtideError:
                 raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
                 return self._crashed_now(message, error)
             if started:
                 self.times.add_handling(perf_counter() - started)
@@ -201,7 +201,7 @@ class Cell:
         except RadixtideError:
             self._free()
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
             return self._crashed_now(message, error)
         if started:
             self.times.add_handling(perf_counter() - started)
@@ -292,7 +292,7 @@ class Cell:
                 except RadixtideError as error:
                     refused = error
                 self._handled(envelope, reply, refused)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
             self._crash(envelope, error)
             return
         self.busy = False
@@ -351,7 +351,7 @@ class Cell:
         return failed
 
     def _crash(self, envelope: Envelope, error: Exception) -> None:
-        """A queued message crashed its handler: restart, and deliver the message again."""
+        """Restart after a queued message crashed its handler, and deliver it again."""
         applied = isinstance(error, _Halfway)
         cause = error.crash if isinstance(error, _Halfway) else error
         self.exchange = None
@@ -427,7 +427,7 @@ class Cell:
             return stop.value
         except RadixtideError:
             raise
-        except Exception as crash:
+        except Exception as crash:  # any crash is the supervisor's
             if applied:
                 raise _Halfway(crash) from crash
             raise
@@ -485,7 +485,7 @@ class Cell:
             except RadixtideError as failed:
                 value, refused = None, failed
             self._handled(envelope, value, refused)
-        except Exception as crash:
+        except Exception as crash:  # noqa: BLE001  # any crash is the supervisor's
             self._crash(envelope, crash)
             return
         self.reply(envelope, value, refused)
@@ -498,7 +498,7 @@ class Cell:
         """
         if self.exchange is not exchange or exchange.applied:
             return
-        silent = next(asked for asked in self._abandon(exchange) if asked is not None)
+        silent = self._abandon(exchange)[0]
         self.stalled.setdefault(silent.receiver, deque()).append(exchange.envelope)
         self.system.probe(self, silent.receiver)
         self._free()
@@ -531,7 +531,7 @@ class Cell:
         return silent
 
     def revived(self, cell: Cell) -> None:
-        """A silent cell answers again: take up what waited for it, in order."""
+        """Take up, in order, what waited for `cell`, which answers again."""
         waiting = self.stalled.pop(cell, None)
         if waiting is None:
             return

@@ -102,10 +102,11 @@ def repair(state: State, p: Repair) -> Conversation:
 def pretty_print(state: State, p: Print) -> Conversation:
     """Draw the tree as text, at most `max_nodes` nodes."""
     tree = state.tree
-    lines = [
+    head = (
         f"tree: {len(tree)} nodes, generation {tree.generation}, page {state.page_size}, "
         f"{len(state.receipts)} receipts, {len(state.ledger)} requests, {len(state.pins)} pins"
-    ]
+    )
+    lines = [head]
     shown: list[tuple[Node, int]] = []
     stack = [(node, 0) for node in reversed(list(tree.root.children.values()))]
     while stack and len(shown) < p.max_nodes:

@@ -223,8 +223,9 @@ class State:
         return prefix, inside
 
     def touch(self, path: list[Node], hits_beyond: int) -> int:
-        """Touch `path`, count a hit on each node that ends beyond `hits_beyond`, and return the
-        touch number. O(len(path)).
+        """Touch `path` and return the touch number. O(len(path)).
+
+        Counts a hit on each node that ends beyond `hits_beyond`.
         """
         tree = self.tree
         tree.clock = touch = tree.clock + 1

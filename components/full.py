@@ -83,7 +83,15 @@ class FullComponent(TreeComponent):
         if len(path) == 1:
             assert data.value is not None
             return data.value.copy()
-        return np.concatenate([node.component_data[index].value for node in path])  # type: ignore[arg-type]  # validated: no tombstone on a matched path
+        return self.path_slots(path)
+
+    def path_slots(self, path: Sequence[Node]) -> Slots:
+        """Return the slots of `path`, which has no tombstone, in one fresh array."""
+        if not path:
+            return EMPTY.copy()
+        index = self.index
+        values: list[Any] = [node.component_data[index].value for node in path]
+        return np.concatenate(values)
 
     # -- insert -----------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Eviction policies: which evictable leaf goes first.
 
-A policy maps a node to an *order key*; the leaf with the smallest key goes first. Keys of one policy
-are comparable with each other. Add one with :func:`register_policy`.
+A policy maps a node to an *order key*; the leaf with the smallest key goes first. Keys of one
+policy are comparable with each other. Add one with :func:`register_policy`.
 """
 
 from __future__ import annotations
