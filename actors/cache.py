@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+from collections.abc import Coroutine
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +15,10 @@ from radixtide.actors import calls
 from radixtide.actors.cell import Cell
 from radixtide.actors.component_actor import ComponentActor
 from radixtide.actors.coordinator import Coordinator
-from radixtide.actors.envelope import Interceptor
+from radixtide.actors.envelope import QUEUE, Interceptor, Sentinel
 from radixtide.actors.hold import Hold
 from radixtide.actors.state import State
-from radixtide.actors.system import ActorSystem, PendingReply
+from radixtide.actors.system import ActorSystem
 from radixtide.components.api import (
     AllocateParams,
     AllocateResult,
@@ -40,11 +40,22 @@ from radixtide.components.api import (
     SlotInput,
 )
 from radixtide.components.base import TreeComponent
+from radixtide.components.checks import (
+    as_seconds,
+    as_slots,
+    check_allocate,
+    check_evict,
+    check_handle,
+    check_insert,
+    check_match,
+    check_receipt,
+    check_request,
+    expect,
+)
 from radixtide.components.policies import plugin_policies
 from radixtide.components.registry import make_components
 from radixtide.components.request import Request
-from radixtide.components.slot_input import as_slots
-from radixtide.configs.errors import Busy, CacheClosed, InvalidInput
+from radixtide.configs.errors import Busy, CacheClosed
 from radixtide.configs.loader import load_config, validate
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.kv_pool import TokenToKVPool
@@ -74,7 +85,7 @@ class UnifiedRadixCache:
         self.req_to_token_pool = ReqToTokenPool(requests.max_requests, requests.max_context)
         self._components: list[TreeComponent] = []
         self._system: ActorSystem | None = None
-        self._coordinator: Cell
+        self._coordinator: Cell | None = None
         self._state: State
         self._tree: RadixTree
         self._timeout = config.limits.call_timeout_s
@@ -129,17 +140,17 @@ class UnifiedRadixCache:
         Waits at most `timeout` seconds for queued calls; then they are answered with CacheClosed.
         """
         system = self._system
-        if system is None or not self._coordinator.open:
+        if system is None or self._coordinator is None or not self._coordinator.open:
             return
         deadline = system.loop.time() + timeout
+        # Each turn of the loop drains a batch; there is no other event to wait for.
         while not system.quiet and system.loop.time() < deadline:  # noqa: ASYNC110
-            # The rule wants an event, but each turn of the loop drains a batch: that is the event.
             await asyncio.sleep(0)
         system.stop()
 
     def _on_restarted(self, cell: Cell) -> None:
-        assert self._system is not None
-        self._system.tell(self._coordinator, calls.Repair(cell.name), sender="supervisor")
+        if self._coordinator is not None and self._coordinator.open:
+            cell.system.tell(self._coordinator, calls.Repair(cell.name), sender="supervisor")
 
     # -- how a call runs ------------------------------------------------------------
 
@@ -149,20 +160,20 @@ class UnifiedRadixCache:
         if self._turns <= 0:
             self._turns = self._turn_limit
             await asyncio.sleep(0)
-        reply = (self._system or self._open_system()).ask(
-            self._coordinator, message, self._timeout if timeout is None else timeout
-        )
-        if reply.__class__ is PendingReply:
-            return await reply.wait()
+        cell = self._coordinator or self._closed()
+        reply = cell.handle_now(message) if cell.idle else QUEUE
+        if reply.__class__ is Sentinel:
+            pending = cell.system.pending(cell, message, reply, self._seconds(timeout), False)
+            reply = await pending.wait()
         return reply
 
     async def _give(self, message: Any, timeout: float | None) -> Any:
         """Run a call that gives: the turn is given up after, when it is carried out."""
-        reply = (self._system or self._open_system()).ask(
-            self._coordinator, message, self._timeout if timeout is None else timeout, gives=True
-        )
-        if reply.__class__ is PendingReply:
-            reply = await reply.wait()
+        cell = self._coordinator or self._closed()
+        reply = cell.handle_now(message) if cell.idle else QUEUE
+        if reply.__class__ is Sentinel:
+            pending = cell.system.pending(cell, message, reply, self._seconds(timeout), True)
+            reply = await pending.wait()
         if self._given is not None:
             self._given.set()
         self._turns -= 1
@@ -171,6 +182,13 @@ class UnifiedRadixCache:
             await asyncio.sleep(0)
         return reply
 
+    def _seconds(self, timeout: float | None) -> float:
+        """Return the deadline of a call in seconds from now. Raises InvalidInput."""
+        return self._timeout if timeout is None else as_seconds(timeout, "timeout")
+
+    def _closed(self) -> Cell:
+        raise CacheClosed("the cache is not open; use `async with UnifiedRadixCache(...)`")
+
     def _open_system(self) -> ActorSystem:
         if self._system is None:
             raise CacheClosed("the cache is not open; use `async with UnifiedRadixCache(...)`")
@@ -178,9 +196,9 @@ class UnifiedRadixCache:
 
     # -- match ----------------------------------------------------------------------
 
-    async def match_prefix(
+    def match_prefix(
         self, params: MatchPrefixParams, *, timeout: float | None = None
-    ) -> MatchResult:
+    ) -> Coroutine[Any, Any, MatchResult]:
         """Find the longest cached prefix of a key, and say why it is not longer.
 
         Touches the path; splits a node where the match ends inside one. With ``lock`` the match is
@@ -190,24 +208,24 @@ class UnifiedRadixCache:
             InvalidKey: the key is empty, too long, or of the wrong unit kind.
             InvalidRequest: the request is in another namespace, or holds a lock or slots already.
         """
-        _expect(params, MatchPrefixParams)
-        result: MatchResult = await self._take(params, timeout)
-        return result
+        check_match(params)
+        return self._take(params, timeout)
 
-    async def device_indices(
+    def device_indices(
         self, node: NodeHandle, *, timeout: float | None = None
-    ) -> torch.Tensor:
+    ) -> Coroutine[Any, Any, torch.Tensor]:
         """Return the device slots from the root to the end of `node`, a fresh int64 tensor.
 
         Cost O(depth). Raises StaleNode or UnknownNode.
         """
-        _expect(node, NodeHandle)
-        slots = await self._take(calls.DeviceIndices(node), timeout)
-        return torch.from_numpy(slots)
+        check_handle(node)
+        return self._take(calls.DeviceIndices(node), timeout)
 
     # -- insert ---------------------------------------------------------------------
 
-    async def insert(self, params: InsertParams, *, timeout: float | None = None) -> InsertResult:
+    def insert(
+        self, params: InsertParams, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, InsertResult]:
         """Give the slots of a key to the tree; what was cached already is freed.
 
         Cost O(K + D).
@@ -217,15 +235,14 @@ class UnifiedRadixCache:
             InvalidInput: too few slots, wrong dtype or device, or a bad ``prev_prefix_len``.
             SlotError: slots that the caller does not hold, or that are not whole pages.
         """
-        _expect(params, InsertParams)
-        result: InsertResult = await self._give(params, timeout)
-        return result
+        check_insert(params)
+        return self._give(params, timeout)
 
     # -- slots ----------------------------------------------------------------------
 
-    async def allocate(
+    def allocate(
         self, params: AllocateParams, *, timeout: float | None = None
-    ) -> AllocateResult:
+    ) -> Coroutine[Any, Any, AllocateResult]:
         """Take slots, in whole pages, evicting as needed; all or nothing.
 
         Cost amortised O(log N) a node evicted.
@@ -234,9 +251,8 @@ class UnifiedRadixCache:
             OutOfSlots: not even evicting everything evictable would do.
             InvalidRequest: the request's row is too short.
         """
-        _expect(params, AllocateParams)
-        result: AllocateResult = await self._take(params, timeout)
-        return result
+        check_allocate(params)
+        return self._take(params, timeout)
 
     async def free(
         self,
@@ -252,33 +268,36 @@ class UnifiedRadixCache:
             SlotError: a slot is the tree's, a request's, out of range, or not in a whole page.
         """
         slots = as_slots(indices)
+        expect(component, str, "component")
         await self._give(calls.Free(slots, component), timeout)
 
-    async def evict(self, params: EvictParams, *, timeout: float | None = None) -> EvictResult:
+    def evict(
+        self, params: EvictParams, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, EvictResult]:
         """Free at least that many slots, in policy order, where they are evictable.
 
         Cost O(E log E + slots freed), whatever the size of the tree.
         """
-        _expect(params, EvictParams)
-        result: EvictResult = await self._give(params, timeout)
-        return result
+        check_evict(params)
+        return self._give(params, timeout)
 
     # -- locks ----------------------------------------------------------------------
 
-    async def inc_lock_ref(self, node: NodeHandle, *, timeout: float | None = None) -> LockReceipt:
+    def inc_lock_ref(
+        self, node: NodeHandle, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, LockReceipt]:
         """Protect the path to `node` from eviction. Cost O(nodes newly protected).
 
         Raises:
             StaleNode: the node is gone or changed; nothing is locked.
             UnknownNode: this cache never gave out that handle.
         """
-        _expect(node, NodeHandle)
-        receipt: LockReceipt = await self._take(calls.IncLockRef(node), timeout)
-        return receipt
+        check_handle(node)
+        return self._take(calls.IncLockRef(node), timeout)
 
-    async def dec_lock_ref(
+    def dec_lock_ref(
         self, receipt: LockReceipt, *, timeout: float | None = None
-    ) -> DecLockRefResult:
+    ) -> Coroutine[Any, Any, DecLockRefResult]:
         """Undo one lock. Cost O(nodes no longer protected).
 
         Raises:
@@ -286,36 +305,35 @@ class UnifiedRadixCache:
             ForeignReceipt: of another cache, from before a reset, or altered.
             ReceiptError: it is a request's, and is released with the request.
         """
-        _expect(receipt, LockReceipt)
-        result: DecLockRefResult = await self._give(calls.DecLockRef(receipt), timeout)
-        return result
+        check_receipt(receipt)
+        return self._give(calls.DecLockRef(receipt), timeout)
 
     def hold(self, match: MatchResult) -> Hold:
         """Lock a match for the length of an ``async with`` block; yields the receipt.
 
         The release at the block's end is posted without waiting, so a cancelled scope releases too.
         """
-        _expect(match, MatchResult)
+        expect(match, MatchResult, "match")
         return Hold(self, match.last_device_node)
 
     def post_release(self, receipt: LockReceipt) -> None:
         """Release a receipt without waiting; an error is logged. For ``hold``."""
-        system = self._open_system()
-        if self._coordinator.open:
-            system.tell(self._coordinator, calls.DecLockRef(receipt))
+        cell = self._coordinator or self._closed()
+        if cell.open:
+            cell.system.tell(cell, calls.DecLockRef(receipt))
             if self._given is not None:
                 self._given.set()
 
     # -- requests -------------------------------------------------------------------
 
-    async def cache_unfinished_req(
+    def cache_unfinished_req(
         self,
         req: Request,
         chunked: bool = False,
         is_insert: bool = True,
         *,
         timeout: float | None = None,
-    ) -> CacheReqResult:
+    ) -> Coroutine[Any, Any, CacheReqResult]:
         """Cache what a running request has computed so far, and go on.
 
         Inserts the committed tokens (whole pages), writes the tree's slots into the request's row,
@@ -328,13 +346,12 @@ class UnifiedRadixCache:
             InvalidRequest: lengths contradict the ledger, or nothing is known of the request.
             SlotError: the row names slots that are not the request's.
         """
-        _expect(req, Request)
-        result: CacheReqResult = await self._give(calls.CacheUnfinishedReq(req, is_insert), timeout)
-        return result
+        check_request(req)
+        return self._give(calls.CacheUnfinishedReq(req, is_insert), timeout)
 
-    async def cache_finished_req(
+    def cache_finished_req(
         self, req: Request, is_insert: bool = True, *, timeout: float | None = None
-    ) -> CacheReqResult:
+    ) -> Coroutine[Any, Any, CacheReqResult]:
         """Cache what a finished request has computed, and free the rest of what it holds.
 
         Frees duplicates, the unaligned tail, surplus slots and the row; releases the lock.
@@ -344,19 +361,21 @@ class UnifiedRadixCache:
             InvalidRequest: as above; also when the request is finished already.
             SlotError: as above.
         """
-        _expect(req, Request)
-        result: CacheReqResult = await self._give(calls.CacheFinishedReq(req, is_insert), timeout)
-        return result
+        check_request(req)
+        return self._give(calls.CacheFinishedReq(req, is_insert), timeout)
 
-    async def abort_req(self, req: Request, *, timeout: float | None = None) -> CacheReqResult:
+    def abort_req(
+        self, req: Request, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, CacheReqResult]:
         """Give up a request at any stage: free all it owns, once. Idempotent. Cost O(K)."""
-        _expect(req, Request)
-        result: CacheReqResult = await self._give(calls.AbortReq(req), timeout)
-        return result
+        check_request(req)
+        return self._give(calls.AbortReq(req), timeout)
 
     # -- pins -----------------------------------------------------------------------
 
-    async def pin(self, key: RadixKey, ttl: float, *, timeout: float | None = None) -> PinResult:
+    def pin(
+        self, key: RadixKey, ttl: float, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, PinResult]:
         """Keep the cached part of `key` from eviction for `ttl` seconds, within ``pins.budget``.
 
         Pinning a pinned key renews its time. Cost O(K + D).
@@ -364,18 +383,13 @@ class UnifiedRadixCache:
         Raises:
             PinRefused: over the budget, or nothing of the key is cached.
         """
-        _expect(key, RadixKey)
-        _expect(ttl, (int, float))
-        if not math.isfinite(ttl):
-            raise InvalidInput(f"ttl must be a finite number of seconds, not {ttl!r}")
-        result: PinResult = await self._give(calls.PinKey(key, float(ttl)), timeout)
-        return result
+        expect(key, RadixKey, "key")
+        return self._give(calls.PinKey(key, as_seconds(ttl, "ttl")), timeout)
 
-    async def unpin(self, key: RadixKey, *, timeout: float | None = None) -> bool:
+    def unpin(self, key: RadixKey, *, timeout: float | None = None) -> Coroutine[Any, Any, bool]:
         """Let a pinned key go; return whether it was pinned."""
-        _expect(key, RadixKey)
-        result: bool = await self._give(calls.UnpinKey(key), timeout)
-        return result
+        expect(key, RadixKey, "key")
+        return self._give(calls.UnpinKey(key), timeout)
 
     # -- the whole cache --------------------------------------------------------------
 
@@ -390,7 +404,7 @@ class UnifiedRadixCache:
         if self._resetting:
             raise Busy("another reset is waiting; await that one")
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
+        deadline = loop.time() + as_seconds(timeout, "timeout")
         self._resetting = True
         try:
             while True:
@@ -439,15 +453,16 @@ class UnifiedRadixCache:
             counters=state.counters.as_dict(),
         )
 
-    async def audit(self, *, timeout: float | None = None) -> AuditReport:
+    def audit(self, *, timeout: float | None = None) -> Coroutine[Any, Any, AuditReport]:
         """Recount everything and report what does not hold. Cost O(N + pools)."""
-        report: AuditReport = await self._give(calls.AuditAll(), timeout)
-        return report
+        return self._give(calls.AuditAll(), timeout)
 
-    async def pretty_print(self, max_nodes: int = 200, *, timeout: float | None = None) -> str:
+    def pretty_print(
+        self, max_nodes: int = 200, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, str]:
         """Return the tree as text, at most `max_nodes` nodes. Cost O(N)."""
-        text: str = await self._give(calls.Print(max_nodes), timeout)
-        return text
+        expect(max_nodes, int, "max_nodes")
+        return self._give(calls.Print(max_nodes), timeout)
 
     # -- the seam -------------------------------------------------------------------
 
@@ -458,10 +473,3 @@ class UnifiedRadixCache:
     def remove_interceptor(self, interceptor: Interceptor) -> None:
         """Take an interceptor out again."""
         self._open_system().remove_interceptor(interceptor)
-
-
-def _expect(value: object, kind: type | tuple[type, ...]) -> None:
-    if value.__class__ is not kind and not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        names = " or ".join(one.__name__ for one in kinds)
-        raise InvalidInput(f"expected {names}, got {type(value).__name__}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixtide.actors.cell import Actor, Handler
+from radixtide.actors.actor import Actor, Handler
 from radixtide.actors.messages import (
     Audit,
     CheckInsert,
@@ -38,8 +38,6 @@ from radixtide.tree.node import Node
 
 class ComponentActor(Actor):
     """One component behind a mailbox."""
-
-    converses = False
 
     def __init__(self, component: TreeComponent) -> None:
         self.component = component
@@ -187,7 +185,7 @@ class ComponentActor(Actor):
 
     def audit(self, m: Audit) -> list[Violation]:
         """Recount everything."""
-        return self.component.audit(m.locked)
+        return self.component.audit(m.locked, m.allocated)
 
     def rebuild(self, m: Rebuild) -> list[Node]:
         """Repair after a crash."""

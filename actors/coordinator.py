@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from radixtide.actors import calls
-from radixtide.actors.cell import Actor, Handler
+from radixtide.actors.actor import Actor, Handler
 from radixtide.actors.op_admin import audit, pin_key, pretty_print, repair, reset, unpin_key
 from radixtide.actors.op_evict import allocate, evict, free, undo_allocate
 from radixtide.actors.op_insert import insert
@@ -53,6 +53,7 @@ class Coordinator(Actor):
     """The actor that serialises structural edits and cascades."""
 
     name = "coordinator"
+    converses = True
 
     def __init__(self, state: State) -> None:
         self.state = state

@@ -27,6 +27,8 @@ PARKED: Final = Sentinel("PARKED")
 """Returned instead of a reply by a conversation that waits for others."""
 REDELIVER: Final = Sentinel("REDELIVER")
 """Returned instead of a reply when the receiver crashed and was restarted: post the message."""
+QUEUE: Final = Sentinel("QUEUE")
+"""Stands for a reply where the receiver is not idle: post the message."""
 
 
 class Envelope:

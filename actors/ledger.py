@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.request_pool import ReqToTokenPool
+from radixtide.tree.key import namespace_bytes
 from radixtide.tree.node import Node
 
 if TYPE_CHECKING:
@@ -22,13 +22,28 @@ class Entry:
     ``holder``: its number in the books of the slot allocators.
     ``receipt``: id of its lock, or None. ``node``: the locked node, or None.
     ``protected``: leading units whose slots are the tree's.
-    ``allocated``: slots asked for past them.
+    ``allocated``: slots asked for past them. ``rid``, ``namespace``: the request's, as they were
+    when it was entered; a request must not change them while it holds something.
     """
 
-    __slots__ = ("_buffer", "allocated", "holder", "node", "protected", "receipt", "req")
+    __slots__ = (
+        "_buffer",
+        "allocated",
+        "holder",
+        "namespace",
+        "node",
+        "protected",
+        "receipt",
+        "req",
+        "rid",
+        "row_index",
+    )
 
     def __init__(self, req: Request, holder: int) -> None:
         self.req = req
+        self.rid = req.rid
+        self.namespace = namespace_bytes(req.extra_key, req.cache_salt)
+        self.row_index: int | None = None
         self.holder = holder
         self.receipt: int | None = None
         self.node: Node | None = None
@@ -44,12 +59,11 @@ class Entry:
 
     def row(self, pool: ReqToTokenPool, length: int) -> torch.Tensor:
         """Return the request's row, at least `length` long."""
-        index = self.req.req_pool_idx
-        if index is not None:
-            return pool.rows[index]
+        if self.row_index is not None:
+            return pool.rows[self.row_index]
         buffer = self._buffer
         if buffer is None or len(buffer) < length:
-            grown = torch.from_numpy(np.zeros(max(length, 64) * 2, dtype=np.int64))
+            grown = torch.zeros(max(length, 64) * 2, dtype=torch.int64)
             if buffer is not None:
                 grown[: len(buffer)] = buffer
             self._buffer = buffer = grown
@@ -57,44 +71,78 @@ class Entry:
 
 
 class Ledger:
-    """All entries by request id."""
+    """All entries by request id, and whose each row of the request table is."""
 
-    __slots__ = ("_entries", "_next_holder")
+    __slots__ = ("_entries", "_next_holder", "_rows")
 
     def __init__(self, first_holder: int) -> None:
         self._entries: dict[str, Entry] = {}
+        self._rows: dict[int, Entry] = {}
         self._next_holder = first_holder
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, req: Request) -> Entry | None:
-        """Return the entry of `req`. Raises InvalidRequest when its rid is another's."""
+        """Return the entry of `req`, or None.
+
+        Raises:
+            InvalidRequest: its rid or its row is another's, or it changed namespace or row.
+        """
         entry = self._entries.get(req.rid)
-        if entry is not None and entry.req is not req:
+        row = req.req_pool_idx
+        owner = self._rows.get(row) if row is not None else None
+        if owner is not None and owner is not entry:
+            raise InvalidRequest(
+                f"request {req.rid!r} names row {row} of the request table, which is request "
+                f"{owner.rid!r}'s; take a row of its own with req_to_token_pool.alloc()"
+            )
+        if entry is None:
+            return None
+        if entry.req is not req:
             raise InvalidRequest(
                 f"request id {req.rid!r} is in use by another request that holds something; "
                 "finish or abort that one, or use a unique rid"
             )
+        if entry.row_index is not None and entry.row_index != row:
+            raise InvalidRequest(
+                f"request {req.rid!r} changed its row from {entry.row_index} to {row} while it "
+                "holds something"
+            )
+        if entry.namespace != namespace_bytes(req.extra_key, req.cache_salt):
+            raise InvalidRequest(
+                f"request {req.rid!r} changed its namespace while it holds something"
+            )
         return entry
 
-    def open(self, req: Request) -> Entry:
-        """Return the entry of `req`, made when there is none."""
+    def open(self, req: Request, pool: ReqToTokenPool) -> Entry:
+        """Return the entry of `req`, made when there is none; its row is noted as taken."""
         entry = self.get(req)
         if entry is None:
             entry = Entry(req, self._next_holder)
             self._next_holder += 1
-            self._entries[req.rid] = entry
+            self._entries[entry.rid] = entry
+        row = req.req_pool_idx
+        if row is not None and entry.row_index is None:
+            buffer = entry._buffer
+            if buffer is not None:
+                # The row was taken after the request had slots: bring it up to date.
+                known = entry.protected + entry.allocated
+                pool.rows[row, :known] = buffer[:known]
+            entry.row_index = row
+            self._rows[row] = entry
         return entry
 
     def close(self, entry: Entry) -> None:
         """Forget an entry that holds nothing any more."""
-        self._entries.pop(entry.req.rid, None)
+        del self._entries[entry.rid]
+        if entry.row_index is not None:
+            del self._rows[entry.row_index]
 
     def entries(self) -> list[Entry]:
         """Return all entries, oldest first."""
         return list(self._entries.values())
 
-    def holders(self) -> set[int]:
-        """Return the holder numbers in use."""
-        return {entry.holder for entry in self._entries.values()}
+    def allocated(self) -> dict[int, int]:
+        """Return slots asked for by holder number."""
+        return {entry.holder: entry.allocated for entry in self._entries.values()}

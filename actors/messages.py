@@ -162,9 +162,13 @@ class Describe(Plan, frozen=True, tag=True):
 
 
 class Audit(Plan, frozen=True, tag=True):
-    """Ask for a recount. `locked`: receipts by node id. Reply: list of Violation."""
+    """Ask for a recount. Reply: list of Violation.
+
+    `locked`: receipts by node id; `allocated`: slots asked for by holder, as the ledger has them.
+    """
 
     locked: dict[int, int]
+    allocated: dict[int, int]
 
 
 class Rebuild(Apply, frozen=True, tag=True):

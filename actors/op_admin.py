@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import AuditAll, PinKey, Print, Repair, Reset, UnpinKey
-from radixtide.actors.cell import Conversation
 from radixtide.actors.messages import Audit, Clear, Describe, GetSizes, Lock, Rebuild
 from radixtide.actors.op_evict import drop_pin, expire_pins
 from radixtide.actors.pins import Pin
@@ -59,7 +59,7 @@ def unpin_key(state: State, p: UnpinKey) -> Conversation:
 
 def reset(state: State, p: Reset) -> Conversation:
     """Drop everything, or raise Busy with the holders' names."""
-    holders = [f"request {entry.req.rid!r}" for entry in state.ledger.entries()]
+    holders = [f"request {entry.rid!r}" for entry in state.ledger.entries()]
     holders += [
         f"receipt {number} on node {held.node.id}"
         for number, held in state.receipts.items()
@@ -82,7 +82,7 @@ def reset(state: State, p: Reset) -> Conversation:
 def audit(state: State, p: AuditAll) -> Conversation:
     """Recount everything in the tree and in every component."""
     found: list[Violation] = list(audit_structure(state))
-    for part in (yield state.all(Audit(state.locked()))):
+    for part in (yield state.all(Audit(state.locked(), state.ledger.allocated()))):
         found.extend(part)
     return AuditReport(tuple(found))
 
@@ -91,7 +91,7 @@ def repair(state: State, p: Repair) -> Conversation:
     """Make the records true after a crash: what is in doubt is dropped, what is held stays."""
     state.counters.repairs += 1
     hollow: set[Node] = set()
-    for part in (yield state.all(Rebuild(state.locked(), state.ledger.holders()))):
+    for part in (yield state.all(Rebuild(state.locked(), set(state.ledger.allocated())))):
         hollow.update(part)
     # Deepest first, so that a parent has no children left when its turn comes.
     for node in sorted(hollow, key=lambda one: one.end, reverse=True):

@@ -7,30 +7,27 @@ from typing import Any
 
 import torch
 
+from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Free, UndoAllocate
-from radixtide.actors.cell import Conversation
 from radixtide.actors.messages import (
     CheckRelease,
     EvictNodes,
     Propose,
     Release,
     Reserve,
-    Unlock,
     Unreserve,
 )
 from radixtide.actors.state import State
 from radixtide.components.api import AllocateParams, AllocateResult, EvictParams, EvictResult
 from radixtide.components.base import Reserved, Shortage
 from radixtide.configs.errors import InvalidInput, InvalidRequest, OutOfSlots
-from radixtide.tiers.slots import ANONYMOUS
+from radixtide.tiers.slots import ANONYMOUS, EMPTY
 
 NO_EVICTION = EvictResult()
 
 
 def evict(state: State, p: EvictParams) -> Conversation:
     """Free at least what is asked for, where it is evictable."""
-    if p.num_tokens < 0 or p.swa_num_tokens < 0 or p.mamba_num < 0:
-        raise InvalidInput(f"{p} asks for a negative number of slots")
     if p.swa_num_tokens or p.mamba_num:
         raise InvalidInput("this cache has neither an swa nor a mamba component to evict from")
     yield from expire_pins(state)
@@ -75,20 +72,19 @@ def expire_pins(state: State) -> Generator[Any, Any, None]:
 def drop_pin(state: State, pin: Any) -> Generator[Any, Any, None]:
     """Release one pin."""
     state.pins.remove(pin)
-    yield [
-        (cell, Unlock(pin.node, record))
-        for cell, record in zip(state.cells, pin.records, strict=True)
-    ]
+    yield state.unlock(pin.node, pin.records)
 
 
 def allocate(state: State, p: AllocateParams) -> Conversation:
     """Take slots, evicting as needed, in one step."""
     wanted = p.num_tokens
-    if wanted < 0:
-        raise InvalidInput(f"num_tokens {wanted} is negative")
     if p.mamba_num or p.swa_num_tokens:
         raise InvalidInput("this cache has neither an swa nor a mamba pool to allocate from")
     req = p.req
+    if not wanted:
+        if req is not None:
+            state.ledger.get(req)
+        return AllocateResult(torch.from_numpy(EMPTY.copy()), NO_EVICTION)
     entry = None
     holder = ANONYMOUS
     if req is not None:
@@ -101,7 +97,7 @@ def allocate(state: State, p: AllocateParams) -> Conversation:
                     f"request {req.rid!r} would have {used + wanted} tokens, its row only "
                     f"{state.rows.max_context} (pools.requests.max_context)"
                 )
-        entry = state.ledger.open(req)
+        entry = state.ledger.open(req, state.rows)
         holder = entry.holder
     state.counters.allocations += 1
     evicted = NO_EVICTION

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from radixtide.actors.cell import Conversation
+from radixtide.actors.actor import Conversation
 from radixtide.actors.messages import CheckInsert, CommitInsert
 from radixtide.actors.state import State
 from radixtide.components.api import InsertParams, InsertResult, Slots
 from radixtide.components.base import InsertPart
-from radixtide.components.slot_input import as_slots
+from radixtide.components.checks import as_slots
 from radixtide.configs.errors import InvalidInput
 from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree.node import Node
@@ -76,8 +76,7 @@ def insert_walk(
     prev: int,
     counted: int,
     priority: int,
-    keep_duplicates: bool = False,
-    want_indices: bool = False,
+    running: bool = False,
 ) -> Generator[Any, Any, Inserted]:
     """Insert what `walk` walked.
 
@@ -89,7 +88,8 @@ def insert_walk(
         prev: depth below which the slots are the tree's own.
         counted: depth below which this request's hits are counted already.
         priority: raises the priority of the nodes on the way.
-        keep_duplicates, want_indices: see CommitInsert.
+        running: the request goes on: keep duplicates until its row is rewritten, and return the
+            tree's slots for that.
     """
     matched = walk.matched
     limit = walk.limit
@@ -100,12 +100,16 @@ def insert_walk(
     # From here on nothing can refuse.
     split = state.split_inside(walk)
     path = walk.path
-    touch = state.touch(path, counted)
-    above = walk.start
-    while above.parent is not None:
-        # The walk began below the root: no ancestor may be older than what it leads to.
-        above.touch = touch
-        above = above.parent
+    if running:
+        # Under the lock of a running request the order does not matter; what it leads to takes the
+        # access time of the locked node, so that no ancestor has to be visited for each chunk.
+        state.count_hits(path, counted)
+    else:
+        touch = state.touch(path, counted)
+        above = walk.start
+        while above.parent is not None:
+            above.touch = touch
+            above = above.parent
     leaf: Node | None = None
     if matched < walk.base + limit:
         leaf = state.tree.add_leaf(walk.last, walk, matched - walk.base)
@@ -125,8 +129,8 @@ def insert_walk(
             walk.base,
             prev,
             limit,
-            keep_duplicates,
-            want_indices,
+            running,
+            running,
         )
     )
     counters = state.counters

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import DecLockRef, IncLockRef
-from radixtide.actors.cell import Conversation
-from radixtide.actors.messages import Lock, Unlock
+from radixtide.actors.messages import Lock
 from radixtide.actors.state import State
 from radixtide.components.api import DecLockRefResult
 from radixtide.configs.errors import ReceiptError
@@ -31,10 +31,6 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Conversation:
     del state.receipts[receipt.id]
     node = held.node
     if node.parent is None:
-        return DecLockRefResult({cell.name: 0 for cell in state.cells})
-    moved = yield [
-        (cell, Unlock(node, record)) for cell, record in zip(state.cells, held.records, strict=True)
-    ]
-    return DecLockRefResult(
-        {cell.name: units for cell, units in zip(state.cells, moved, strict=True)}
-    )
+        return DecLockRefResult(dict.fromkeys(state.names, 0))
+    moved = yield state.unlock(node, held.records)
+    return DecLockRefResult(dict(zip(state.names, moved, strict=True)))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import DeviceIndices, UndoMatch
-from radixtide.actors.cell import Conversation
-from radixtide.actors.messages import CommitMatch, PathSlots, Unlock, Validate
+from radixtide.actors.messages import CommitMatch, PathSlots, Validate
 from radixtide.actors.state import State
 from radixtide.components.api import MatchPrefixParams, MatchResult, MissReason
 from radixtide.components.request import Request
@@ -63,7 +63,7 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Conversation:
     if req is not None:
         req.counted_len = max(counted, matched)
         if receipt is not None:
-            entry = state.ledger.open(req)
+            entry = state.ledger.open(req, state.rows)
             entry.receipt = receipt.id
             entry.node = node
             entry.protected = matched
@@ -160,16 +160,14 @@ def undo_match(state: State, p: UndoMatch) -> Conversation:
             p.req.cache_protected_len = 0
             p.req.lock = None
     if held.node.parent is not None:
-        yield [
-            (cell, Unlock(held.node, record))
-            for cell, record in zip(state.cells, held.records, strict=True)
-        ]
+        yield state.unlock(held.node, held.records)
 
 
 def device_indices(state: State, p: DeviceIndices) -> Conversation:
-    """Return the slots from the root down to a node."""
+    """Return the slots from the root down to a node, as a tensor."""
     node = state.resolve(p.node)
     path = state.path_to(node)
     if not path:
-        return EMPTY.copy()
-    return (yield state.full, PathSlots(path))
+        return torch.from_numpy(EMPTY.copy())
+    slots = yield state.full, PathSlots(path)
+    return torch.from_numpy(slots)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedReq
-from radixtide.actors.cell import Conversation
 from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import CheckRelease, Settle
 from radixtide.actors.op_insert import insert_walk
@@ -85,7 +85,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     walk = at.walk(state)
     if not walk.limit:
         return CacheReqResult(at.protected, at.protected)
-    entry = state.ledger.open(req)
+    entry = state.ledger.open(req, state.rows)
     try:
         inserted = yield from insert_walk(
             state,
@@ -95,8 +95,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
             at.protected,
             max(req.counted_len, at.protected),
             req.priority,
-            keep_duplicates=True,
-            want_indices=True,
+            running=True,
         )
     except BaseException:
         if entry.receipt is None and not entry.allocated:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from radixtide.actors.cell import Cell
 from radixtide.actors.ledger import Ledger
+from radixtide.actors.messages import Unlock
 from radixtide.actors.pins import PinBoard
 from radixtide.components.api import LockReceipt, MissReason, NodeHandle
 from radixtide.components.request import Request
@@ -95,6 +96,7 @@ class State:
         self.page_size = config.page_size
         self.cells: list[Cell] = []
         self.full: Cell
+        self.names: tuple[str, ...] = ()
         self.ghosts = GhostList(config.eviction.ghosts)
         self.ledger = Ledger(FIRST_HOLDER)
         self.receipts: dict[int, LiveReceipt] = {}
@@ -107,6 +109,7 @@ class State:
         """Note the cells of the components, in order; the first is Full's."""
         self.cells = cells
         self.full = cells[0]
+        self.names = tuple(cell.name for cell in cells)
 
     def cell(self, component: str) -> Cell:
         """Return the cell of `component`. Raises InvalidRequest when the cache has none."""
@@ -118,9 +121,19 @@ class State:
 
     # -- messages -----------------------------------------------------------------
 
-    def all(self, message: Any) -> Any:
+    def all(self, message: Any) -> list[tuple[Cell, Any]]:
         """Return what a conversation yields to ask every component the same."""
+        if len(self.cells) == 1:
+            return [(self.full, message)]
         return [(cell, message) for cell in self.cells]
+
+    def unlock(self, node: Node, records: list[Any]) -> list[tuple[Cell, Any]]:
+        """Return what a conversation yields to undo a lock in every component."""
+        if len(self.cells) == 1:
+            return [(self.full, Unlock(node, records[0]))]
+        return [
+            (cell, Unlock(node, record)) for cell, record in zip(self.cells, records, strict=True)
+        ]
 
     # -- checks -------------------------------------------------------------------
 
@@ -240,3 +253,9 @@ class State:
             if node.end > hits_beyond:
                 node.hits += 1
         return touch
+
+    def count_hits(self, path: list[Node], hits_beyond: int) -> None:
+        """Count a hit on each node of `path` that ends beyond `hits_beyond`, without a touch."""
+        for node in path:
+            if node.end > hits_beyond:
+                node.hits += 1

@@ -53,7 +53,7 @@ def _audit_receipts(state: State) -> Iterator[Violation]:
     tree = state.tree
     owned: dict[int, str] = {}
     for entry in state.ledger.entries():
-        rid = entry.req.rid
+        rid = entry.rid
         if entry.receipt is None:
             continue
         held = state.receipts.get(entry.receipt)

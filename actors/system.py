@@ -15,8 +15,18 @@ from typing import Any
 
 import msgspec
 
-from radixtide.actors.cell import Actor, Cell, Exchange
-from radixtide.actors.envelope import PARKED, REDELIVER, Envelope, Interceptor, OnReply
+from radixtide.actors.actor import Actor
+from radixtide.actors.cell import Cell
+from radixtide.actors.conversing import ConversingCell, Exchange
+from radixtide.actors.envelope import (
+    PARKED,
+    QUEUE,
+    REDELIVER,
+    Envelope,
+    Interceptor,
+    OnReply,
+    Sentinel,
+)
 from radixtide.components.api import ActorStats
 from radixtide.configs.errors import (
     ActorFailed,
@@ -67,7 +77,8 @@ class ActorSystem:
 
     def spawn(self, actor: Actor) -> Cell:
         """Start `actor`; it is stopped before those that were started earlier."""
-        cell = Cell(self, actor, self.limits.mailbox_capacity, self.limits.batch)
+        kind = ConversingCell if actor.converses else Cell
+        cell = kind(self, actor, self.limits.mailbox_capacity, self.limits.batch)
         cell.handlers.setdefault(Ping, lambda _: None)
         cell.start()
         self._cells.append(cell)
@@ -85,9 +96,7 @@ class ActorSystem:
     @property
     def quiet(self) -> bool:
         """Whether no message waits and no conversation runs."""
-        return all(
-            not (cell.mailbox or cell.busy or cell.stalled) for cell in self._cells if cell.open
-        )
+        return all(cell.quiet for cell in self._cells if cell.open)
 
     def may_restart(self, cell: Cell) -> bool:
         """Count a crash; return whether the restart limit still allows a restart."""
@@ -166,15 +175,17 @@ class ActorSystem:
 
     def tell(self, cell: Cell, message: Any, sender: str = "face") -> None:
         """Send a message that nobody waits for; it has room beyond the mailbox's limit."""
+        envelope = self.envelope(sender, cell, message, gives=True)
         if cell.idle:
             try:
                 outcome = cell.handle_now(message)
             except RadixtideError as error:
-                self.unheard(self.envelope(sender, cell, message), error)
+                self.unheard(envelope, error)
                 return
             if outcome is not REDELIVER:
                 return
-        self.send(self.envelope(sender, cell, message, gives=True))
+            envelope.deliveries = 1
+        self.send(envelope)
 
     def ask(
         self, cell: Cell, message: Any, timeout: float, gives: bool = False, sender: str = "face"
@@ -184,13 +195,27 @@ class ActorSystem:
         Raises what the handler refuses with, CacheClosed, ActorFailed, or MailboxFull (not for
         messages that give).
         """
-        if cell.idle:
-            outcome = cell.handle_now(message)
-            if outcome is PARKED:
-                assert cell.exchange is not None
-                return PendingReply(self, cell.exchange.envelope, timeout, gives)
-            if outcome is not REDELIVER:
-                return outcome
+        outcome = cell.handle_now(message) if cell.idle else QUEUE
+        if outcome.__class__ is not Sentinel:
+            return outcome
+        return self.pending(cell, message, outcome, timeout, gives, sender)
+
+    def pending(
+        self,
+        cell: Cell,
+        message: Any,
+        outcome: Sentinel,
+        timeout: float,
+        gives: bool,
+        sender: str = "face",
+    ) -> PendingReply:
+        """Return the answer to come of a message whose direct delivery had `outcome`.
+
+        PARKED: it is being handled; QUEUE, REDELIVER: it goes through the mailbox.
+        """
+        if outcome is PARKED:
+            assert isinstance(cell, ConversingCell) and cell.exchange is not None
+            return PendingReply(self, cell.exchange.envelope, timeout, gives)
         if not cell.open:
             raise cell.refusal()
         if not gives and len(cell.mailbox) >= cell.capacity:
@@ -199,6 +224,7 @@ class ActorSystem:
                 "(limits.mailbox_capacity); nothing was done, try again later"
             )
         envelope = self.envelope(sender, cell, message, gives=gives)
+        envelope.deliveries = int(outcome is REDELIVER)
         pending = PendingReply(self, envelope, timeout, gives)
         self.send(envelope)
         return pending
@@ -216,7 +242,7 @@ class ActorSystem:
         if undo is not None and envelope.receiver.open:
             self.tell(envelope.receiver, undo, sender=envelope.receiver.name)
 
-    def watch(self, cell: Cell, exchange: Exchange) -> None:
+    def watch(self, cell: ConversingCell, exchange: Exchange) -> None:
         """See that a waiting exchange neither blocks others for long nor waits for lost mail."""
 
         def resend() -> None:
@@ -232,7 +258,7 @@ class ActorSystem:
             self.loop.call_later(self.limits.stall_after_s, cell.set_aside, exchange)
             self.loop.call_later(RESEND_AFTER_S, resend)
 
-    def probe(self, asker: Cell, silent: Cell) -> None:
+    def probe(self, asker: ConversingCell, silent: Cell) -> None:
         """Ask `silent` for a sign of life until it gives one, then tell `asker`."""
 
         def alive(envelope: Envelope, reply: Any, error: BaseException | None) -> None:

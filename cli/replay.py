@@ -63,7 +63,7 @@ def replay(
     ] = "mixed",
     requests: Annotated[
         int, typer.Option(min=1, help="How many requests to generate without a trace.")
-    ] = 2_000,
+    ] = 5_000,
     token_budget: Annotated[
         int, typer.Option(min=1, help="Tokens computed in a step, decoding included.")
     ] = 16_384,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import sys
 from collections.abc import Callable
+from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +23,7 @@ from radixtide.cli.replay_synthetic import Kind, Synthetic
 from radixtide.cli.replay_trace import TraceFile
 from radixtide.configs.errors import ConfigError
 from radixtide.configs.loader import load_config
-from radixtide.configs.schema import CacheConfig
+from radixtide.configs.schema import CacheConfig, FullPoolConfig
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +39,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     capacity_blocks: int | None = None
     limit: int | None = None
     synthetic: Kind = Kind.MIXED
-    requests: int = 2_000
+    requests: int = 5_000
     limits: Limits = Limits()
     holds_bytes: bool = False
     delivery: Literal["direct", "queued"] | None = None
@@ -73,11 +75,11 @@ def load_options_config(options: ReplayOptions) -> CacheConfig:
 
     Raises :class:`ConfigError` for one that a replay can not drive.
     """
-    if options.config is not None:
-        config = load_config(options.config)
-    else:
-        from importlib.resources import as_file, files
+    from radixtide.components.policies import plugin_policies
 
+    if options.config is not None:
+        config = load_config(options.config, policies=plugin_policies())
+    else:
         with as_file(files("radixtide.configs") / "full.toml") as path:
             config = load_config(path)
     if config.bigram:
@@ -111,6 +113,8 @@ def fit_config(
     elif options.sequential:
         size = max(size, page)
     full = replace(config.pools.full, size=size, holds_bytes=options.holds_bytes)
+    if options.holds_bytes:
+        _check_memory(full)
     return replace(
         config,
         page_size=page,
@@ -128,6 +132,26 @@ def _endless(options: ReplayOptions, page: int, block: int, summary: Summary) ->
         size += summary.output_tokens + summary.requests * (page + block)
         size += options.limits.max_running * summary.longest
     return -(-size // page) * page
+
+
+def _check_memory(pool: FullPoolConfig) -> None:
+    """Raise :class:`ConfigError` if a pool on the CPU is larger than this machine's memory.
+
+    Asking for it all the same would end in the system killing the process, without a message.
+    """
+    from radixtide.tiers.kv_pool import TokenToKVPool
+
+    if pool.device != "cpu":
+        return
+    one = TokenToKVPool(pool, 1)
+    wanted = one.bytes_per_slot * pool.size
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted > memory * 0.8:
+        raise ConfigError(
+            f"pools.full: --bytes gives {pool.size:,} slots of {one.bytes_per_slot:,} bytes their "
+            f"memory, {wanted / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f} GiB; "
+            "set a smaller pool with --capacity-blocks or --config, or leave out --bytes"
+        )
 
 
 def run_replay(

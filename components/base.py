@@ -321,7 +321,7 @@ class TreeComponent(ABC):
                 f"pool {self.name}: the request has {have} slots allocated past its cached prefix, "
                 f"but {units} are to be cached; allocate with req=, or lower kv_committed_len"
             )
-        return holding.slots()[:units] if holding is not None else EMPTY
+        return holding.slots(units) if holding is not None else EMPTY
 
     # -- soundness ------------------------------------------------------------------
 
@@ -336,8 +336,12 @@ class TreeComponent(ABC):
         return f"{self.name}: {held}, locks {data.lock_ref}"
 
     @abstractmethod
-    def audit(self, locked: dict[int, int]) -> list[Violation]:
-        """Recount everything from scratch; `locked` maps node id to live receipts on it. O(N)."""
+    def audit(self, locked: dict[int, int], allocated: dict[int, int]) -> list[Violation]:
+        """Recount everything from scratch. O(N + pool).
+
+        `locked` maps node id to live receipts on it, `allocated` maps holder to the slots it asked
+        for, as the coordinator's ledger has them.
+        """
 
     @abstractmethod
     def rebuild(self, locked: dict[int, int], holders: set[int]) -> list[Node]:

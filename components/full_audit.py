@@ -43,14 +43,16 @@ def tree_slots(full: FullComponent, nodes: Sequence[Node]) -> Slots:
     return np.concatenate(values) if values else np.empty(0, dtype=np.int64)
 
 
-def audit_full(full: FullComponent, locked: dict[int, int]) -> list[Violation]:
+def audit_full(
+    full: FullComponent, locked: dict[int, int], allocated: dict[int, int]
+) -> list[Violation]:
     """Return all that is wrong with the Full component's records, sizes, order and slots."""
     found: list[Violation] = []
     nodes = list(full.tree)
     _audit_values(full, nodes, found)
     _audit_locks(full, nodes, locked, found)
     _audit_order(full, nodes, found)
-    found.extend(audit_pool(full, tree_slots(full, nodes)))
+    found.extend(audit_pool(full, tree_slots(full, nodes), allocated))
     return found
 
 

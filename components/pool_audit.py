@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from radixtide.components.base import TreeComponent
 
 
-def audit_pool(component: TreeComponent, tree_slots: Slots) -> list[Violation]:
+def audit_pool(
+    component: TreeComponent, tree_slots: Slots, allocated: dict[int, int]
+) -> list[Violation]:
     """Compare the pool's books with what tree and holders really have. O(pool).
 
-    `tree_slots`: the device slots of all nodes of `component`.
+    `tree_slots`: the device slots of all nodes of `component`. `allocated`: slots asked for by
+    holder, as the ledger has them.
     """
     found: list[Violation] = []
     allocator = component.allocator
@@ -46,6 +49,15 @@ def audit_pool(component: TreeComponent, tree_slots: Slots) -> list[Violation]:
             report("slots", f"request holder {holder} lists slots that the books give to others")
         if not 0 <= holding.used <= holding.total or holding.total != len(holding.slots()):
             report("counts", f"holder {holder} uses {holding.used} of {holding.total} slots")
+    for holder in sorted(set(allocated) | set(component.holdings)):
+        used = component.holdings[holder].used if holder in component.holdings else 0
+        if holder not in allocated:
+            report("ledger", f"holder {holder} holds slots, but is no request in the ledger")
+        elif used != allocated[holder]:
+            report(
+                "ledger",
+                f"holder {holder} uses {used} slots, the ledger says {allocated[holder]}",
+            )
     free = allocator.free_pages()
     np.add.at(claims, free, 1)
     if (twice := np.flatnonzero(claims > 1)).size:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from radixtide.tree.key import RadixKey, TokenIds
+from radixtide.tree.key import RadixKey, TokenIds, token_bytes
 
 if TYPE_CHECKING:
     pass
@@ -46,26 +46,25 @@ class Request(msgspec.Struct, kw_only=False, dict=False):
     counted_len: int = 0
 
     def tokens(self) -> npt.NDArray[np.int64]:
-        """Return input and output tokens, int64, shape (N,). Cost O(N)."""
-        head = np.asarray(self.origin_input_ids, dtype=np.int64)
-        if not self.output_ids:
-            return head
-        return np.concatenate((head, np.asarray(self.output_ids, dtype=np.int64)))
+        """Return input and output tokens, int64, shape (N,). Cost O(N). Raises InvalidKey."""
+        return self.segment(0, len(self.origin_input_ids) + len(self.output_ids))
 
     def segment(self, start: int, end: int) -> npt.NDArray[np.int64]:
-        """Return tokens ``[start, end)`` of input and output. Cost O(end - start)."""
-        head = self.origin_input_ids
-        split = len(head)
-        if end <= split:
-            return np.asarray(head[start:end], dtype=np.int64)
-        tail = np.asarray(self.output_ids[max(start - split, 0) : end - split], dtype=np.int64)
-        if start >= split:
-            return tail
-        return np.concatenate((np.asarray(head[start:], dtype=np.int64), tail))
+        """Return tokens ``[start, end)`` of input and output. Cost O(end - start).
+
+        Raises:
+            InvalidKey: a token is no integer in [0, 2**63).
+        """
+        split = len(self.origin_input_ids)
+        raw = b""
+        if start < split:
+            raw = token_bytes(self.origin_input_ids[start : min(end, split)])
+        if end > split:
+            raw += token_bytes(self.output_ids[max(start - split, 0) : end - split])
+        return np.frombuffer(raw, dtype=np.int64)
 
     def key(self, length: int | None = None, is_bigram: bool = False) -> RadixKey:
         """Return the key of the first `length` tokens (None: all)."""
-        tokens = self.tokens()
-        if length is not None:
-            tokens = tokens[:length]
+        whole = len(self.origin_input_ids) + len(self.output_ids)
+        tokens = self.segment(0, whole if length is None else min(length, whole))
         return RadixKey(tokens, self.extra_key, self.cache_salt, is_bigram)

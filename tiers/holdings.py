@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from radixtide.tiers.slots import EMPTY, Slots
@@ -10,7 +12,9 @@ from radixtide.tiers.slots import EMPTY, Slots
 class Holding:
     """One request's own slots, in the order of its tokens, after its protected prefix.
 
-    ``used``: how many of them were asked for; the rest is room in the last page.
+    ``used``: how many of them were asked for; the rest is room in the last page. The slots are kept
+    as the parts they came in: giving a chunk to the tree cuts views off the front, so that a long
+    prompt that is cached in many chunks is not copied at each of them.
     """
 
     __slots__ = ("_parts", "holder", "total", "used")
@@ -19,31 +23,36 @@ class Holding:
         self.holder = holder
         self.total = 0
         self.used = 0
-        self._parts: list[Slots] = []
+        self._parts: deque[Slots] = deque()
 
     @property
     def room(self) -> int:
         """Slots of the last page that were not asked for yet."""
         return self.total - self.used
 
-    def slots(self) -> Slots:
-        """Return all slots, shape (total,). O(total) at the first call after a change."""
-        if not self._parts:
+    def slots(self, count: int | None = None) -> Slots:
+        """Return the first `count` slots (None: all); not to be written to. O(count)."""
+        wanted = self.total if count is None else count
+        parts: list[Slots] = []
+        for part in self._parts:
+            if wanted <= 0:
+                break
+            parts.append(part[:wanted])
+            wanted -= len(part)
+        if not parts:
             return EMPTY
-        if len(self._parts) > 1:
-            self._parts = [np.concatenate(self._parts)]
-        return self._parts[0]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def use_room(self, slots: int) -> Slots:
-        """Use up to `slots` slots of the room; return them."""
+        """Use up to `slots` slots of the room; return a copy of them."""
         count = min(slots, self.room)
         if not count:
             return EMPTY
-        used = self.used
-        self.used += count
         # The room is in the last page, hence in the last part.
-        begin = used - (self.total - len(self._parts[-1]))
-        return self._parts[-1][begin : begin + count].copy()
+        last = self._parts[-1]
+        begin = len(last) - self.room
+        self.used += count
+        return last[begin : begin + count].copy()
 
     def extend(self, slots: Slots, used: int) -> None:
         """Append whole pages, of which `used` slots are asked for. There must be no room."""
@@ -54,17 +63,21 @@ class Holding:
 
     def drop_front(self, slots: int) -> None:
         """Forget the first `slots` slots (whole pages): they have a new owner."""
-        rest = self.slots()[slots:].copy()
-        self._parts = [rest] if len(rest) else []
-        self.total = len(rest)
+        self.total -= slots
         self.used = max(self.used - slots, 0)
+        left = slots
+        while left:
+            first = self._parts.popleft()
+            if len(first) > left:
+                self._parts.appendleft(first[left:])
+                return
+            left -= len(first)
 
     def shrink(self, used: int, page_size: int) -> Slots:
         """Take back all but the first `used` slots; return the whole pages that are left over."""
         keep = -(-used // page_size) * page_size
         slots = self.slots()
-        rest = slots[keep:].copy()
-        self._parts = [slots[:keep].copy()] if keep else []
+        self._parts = deque([slots[:keep]] if keep else [])
         self.total = keep
         self.used = used
-        return rest
+        return slots[keep:].copy()

@@ -1,0 +1,43 @@
+"""What an actor is: state, and a handler for each kind of message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+Conversation = Generator[Any, Any, Any]
+"""A handler that asks others: it yields ``(cell, message)``, or a list of such pairs, and gets the
+reply, or the list of replies; what it returns is the reply to its own message."""
+Handler = Callable[[Any], Any]
+
+
+class Actor:
+    """State and handlers; everything else is the cell's.
+
+    ``converses``: whether a handler may be a conversation (a generator that asks others). The
+    handlers of an actor that does not are plain functions that send nothing.
+    """
+
+    name: str = "actor"
+    converses: bool = False
+
+    def handlers(self) -> Mapping[type, Handler]:
+        """Return the handler of each message type."""
+        return {}
+
+    def on_start(self) -> None:
+        """Run before the first message."""
+
+    def on_stop(self) -> None:
+        """Run after the last message, once."""
+
+    def on_restart(self, error: BaseException) -> None:
+        """Run after a crash, before the message in hand comes again. State is kept."""
+
+    def give_back(self, message: Any, reply: Any) -> Any:
+        """Return the message to itself that undoes a `reply` nobody took, or None."""
+        return None
+
+    def lru_lengths(self) -> tuple[int | None, int | None]:
+        """Return the lengths of device and host LRU, for statistics."""
+        return None, None

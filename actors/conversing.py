@@ -1,0 +1,335 @@
+"""Conversations: handlers that ask other actors and wait for the answers.
+
+A conversation is a generator. It runs straight through while answers are there at once; otherwise
+its cell is busy, its mail waiting, until they come. One text of an operation so serves direct and
+queued delivery. A caller that goes away never touches a conversation: only its reply is dropped.
+
+An operation plans first and applies then. While it has only planned it can be given up or run anew;
+from its first message that applies it runs to its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any
+
+from radixtide.actors.actor import Actor, Conversation
+from radixtide.actors.cell import SAMPLE, Cell
+from radixtide.actors.envelope import PARKED, QUEUE, REDELIVER, Envelope
+from radixtide.configs.errors import RadixtideError
+
+if TYPE_CHECKING:
+    from radixtide.actors.system import ActorSystem
+
+
+class Exchange:
+    """A conversation that waits for answers.
+
+    ``replies`` has (reply, error) or None for each call; ``awaiting`` the envelopes of those that
+    are None. ``applied``: something was changed, so the conversation must run to its end.
+    """
+
+    __slots__ = ("applied", "awaiting", "envelope", "generator", "many", "replies")
+
+    def __init__(self, envelope: Envelope, generator: Conversation) -> None:
+        self.envelope = envelope
+        self.generator = generator
+        self.applied = False
+        self.many = False
+        self.awaiting: list[Envelope | None] = []
+        self.replies: list[tuple[Any, BaseException | None] | None] = []
+
+
+class ConversingCell(Cell):
+    """The runtime's side of an actor whose handlers may be conversations."""
+
+    def __init__(self, system: ActorSystem, actor: Actor, capacity: int, batch: int) -> None:
+        super().__init__(system, actor, capacity, batch)
+        self.exchange: Exchange | None = None
+        self.stalled: dict[Cell, deque[Envelope]] = {}
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing waits, here or for a silent cell, and nothing is being handled."""
+        return not self.mailbox and not self.busy and not self.stalled
+
+    def take_waiting(self) -> list[Envelope]:
+        """Take out all that waits for this cell: the conversation, the mail, the set aside."""
+        waiting = super().take_waiting()
+        for queue in self.stalled.values():
+            waiting.extend(queue)
+        self.stalled.clear()
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.generator.close()
+            waiting.insert(0, exchange.envelope)
+        return waiting
+
+    # -- running ----------------------------------------------------------------
+
+    def handle_now(self, message: Any) -> Any:
+        """As in the base; or PARKED, then ``self.exchange.envelope`` will get the reply."""
+        self.handled = handled = self.handled + 1
+        started = 0.0 if handled % SAMPLE else perf_counter()
+        self.idle = False
+        self.busy = True
+        try:
+            reply = self.handlers[message.__class__](message)
+            if reply.__class__ is GeneratorType:
+                reply = self._drive(reply, None, None, None, None, message)
+                if reply is PARKED:
+                    return reply
+        except RadixtideError:
+            self.free()
+            raise
+        except _Halfway as half:
+            return self.crashed_now(message, half.crash, applied=True)
+        except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
+            return self.crashed_now(message, error)
+        if started:
+            self.times.add_handling(perf_counter() - started)
+        self.busy = False
+        if self.mailbox:
+            self.schedule()
+        else:
+            # Nothing else can have changed while one synchronous handler ran.
+            self.idle = self.system.direct and self.open
+        return reply
+
+    def run(self, envelope: Envelope) -> Any:
+        """As in the base, driving a conversation."""
+        message = envelope.message
+        reply = self.handlers[message.__class__](message)
+        if reply.__class__ is GeneratorType:
+            return self._drive(reply, None, None, None, envelope, message)
+        return reply
+
+    def crash(self, envelope: Envelope, error: Exception, applied: bool = False) -> None:
+        """As in the base; what was applied halfway is not run again."""
+        self.exchange = None
+        if isinstance(error, _Halfway):
+            super().crash(envelope, error.crash, applied=True)
+        else:
+            super().crash(envelope, error, applied)
+
+    # -- asking -----------------------------------------------------------------
+    def _drive(
+        self,
+        generator: Conversation,
+        value: Any,
+        error: BaseException | None,
+        exchange: Exchange | None,
+        envelope: Envelope | None,
+        message: Any,
+    ) -> Any:
+        """Run a conversation until it ends (its reply is returned) or waits (PARKED)."""
+        applied = exchange is not None and exchange.applied
+        try:
+            while True:
+                if error is None:
+                    calls = generator.send(value)
+                else:
+                    calls = generator.throw(error)
+                    error = None
+                if calls.__class__ is tuple:
+                    many = False
+                    calls = [calls]
+                else:
+                    many = True
+                replies: list[Any] = []
+                missing = 0
+                if len(calls) == 1:
+                    # The same as below, for the commonest case.
+                    cell, request = calls[0]
+                    if request.applies:
+                        applied = True
+                    if cell.idle:
+                        try:
+                            value = cell.handle_now(request)
+                        except RadixtideError as refused:
+                            error = refused
+                            continue
+                        if value is not REDELIVER:
+                            if many:
+                                value = [value]
+                            continue
+                        replies.append(REDELIVER)
+                    else:
+                        replies.append(QUEUE)
+                    missing = 1
+                    calls_left: Any = ()
+                else:
+                    calls_left = calls
+                for cell, request in calls_left:
+                    if request.applies:
+                        applied = True
+                    value = QUEUE
+                    if cell.idle:
+                        try:
+                            value = cell.handle_now(request)
+                        except RadixtideError as refused:
+                            error = error or refused
+                            value = refused
+                    if value is REDELIVER or value is QUEUE:
+                        missing += 1
+                    replies.append(value)
+                if not missing:
+                    if error is None:
+                        value = replies if many else replies[0]
+                    continue
+                error = None
+                if exchange is None:
+                    if envelope is None:
+                        envelope = self.system.envelope(self.name, self, message)
+                    exchange = Exchange(envelope, generator)
+                exchange.applied = applied
+                exchange.many = many
+                self._park(exchange, calls, replies)
+                return PARKED
+        except StopIteration as stop:
+            return stop.value
+        except RadixtideError:
+            raise
+        except Exception as crash:  # any crash is the supervisor's
+            if applied:
+                raise _Halfway(crash) from crash
+            raise
+
+    def _park(self, exchange: Exchange, calls: list[tuple[Cell, Any]], replies: list[Any]) -> None:
+        """Send the calls that have no reply yet through the mailboxes, and wait."""
+        self.busy = True
+        self.idle = False
+        if self.stalled and not exchange.applied:
+            for cell, _ in calls:
+                if cell in self.stalled:
+                    exchange.generator.close()
+                    self.stalled[cell].append(exchange.envelope)
+                    self.free()
+                    return
+        self.exchange = exchange
+        exchange.replies = [_known(reply) for reply in replies]
+        system = self.system
+
+        def on_reply(answered: Envelope, reply: Any, error: BaseException | None) -> None:
+            if self.exchange is not exchange or answered.withdrawn:
+                if error is None:
+                    system.dropped(answered, reply)
+                return
+            exchange.replies[exchange.awaiting.index(answered)] = (reply, error)
+            if None not in exchange.replies:
+                self._resume(exchange)
+
+        exchange.awaiting = []
+        for known, reply, (cell, request) in zip(exchange.replies, replies, calls, strict=True):
+            outgoing = None
+            if known is None:
+                outgoing = system.envelope(self.name, cell, request, gives=True, on_reply=on_reply)
+                outgoing.deliveries = int(reply is REDELIVER)
+            exchange.awaiting.append(outgoing)
+        for outgoing in list(exchange.awaiting):
+            if outgoing is not None:
+                system.send(outgoing)
+        if self.exchange is exchange:
+            system.watch(self, exchange)
+
+    def _resume(self, exchange: Exchange) -> None:
+        self.exchange = None
+        for asked in exchange.awaiting:
+            if asked is not None:
+                asked.receiver.answered.pop(asked.correlation, None)
+        value, error = _combine(exchange.replies, exchange.many)
+        envelope = exchange.envelope
+        refused: BaseException | None = None
+        try:
+            try:
+                value = self._drive(
+                    exchange.generator, value, error, exchange, envelope, envelope.message
+                )
+                if value is PARKED:
+                    return
+            except RadixtideError as failed:
+                value, refused = None, failed
+            self.note_answer(envelope, value, refused)
+        except Exception as crash:  # noqa: BLE001  # any crash is the supervisor's
+            self.crash(envelope, crash)
+            return
+        self.reply(envelope, value, refused)
+        self.free()
+
+    def set_aside(self, exchange: Exchange) -> None:
+        """Stop waiting for a silent cell, if nothing is applied yet, and serve others meanwhile.
+
+        The message waits in line for that cell and is handled anew when it answers again.
+        """
+        if self.exchange is not exchange or exchange.applied:
+            return
+        silent = self._abandon(exchange)[0]
+        self.stalled.setdefault(silent.receiver, deque()).append(exchange.envelope)
+        self.system.probe(self, silent.receiver)
+        self.free()
+
+    def withdraw(self, envelope: Envelope) -> None:
+        """As in the base; a conversation that has only planned is given up."""
+        exchange = self.exchange
+        if exchange is None or exchange.envelope is not envelope:
+            envelope.withdrawn = True
+        elif not exchange.applied:
+            envelope.withdrawn = True
+            self._abandon(exchange)
+            self.free()
+
+    def _abandon(self, exchange: Exchange) -> list[Envelope]:
+        """End an exchange that has applied nothing; return the envelopes not answered."""
+        exchange.generator.close()
+        self.exchange = None
+        silent = []
+        for asked, reply in zip(exchange.awaiting, exchange.replies, strict=True):
+            if asked is None:
+                continue
+            asked.withdrawn = True
+            if reply is None:
+                silent.append(asked)
+            elif reply[1] is None:
+                self.system.dropped(asked, reply[0])
+        return silent
+
+    def revived(self, cell: Cell) -> None:
+        """Take up, in order, what waited for `cell`, which answers again."""
+        waiting = self.stalled.pop(cell, None)
+        if waiting is None:
+            return
+        self.mailbox.extendleft(reversed(waiting))
+        if not self.busy:
+            self.free()
+
+
+def _known(reply: Any) -> tuple[Any, BaseException | None] | None:
+    """Return what is known of a call: (reply, error), or None while it has to be posted."""
+    if reply is REDELIVER or reply is QUEUE:
+        return None
+    if isinstance(reply, RadixtideError):
+        return None, reply
+    return reply, None
+
+
+def _combine(
+    replies: list[tuple[Any, BaseException | None] | None], many: bool
+) -> tuple[Any, BaseException | None]:
+    """Return what a conversation gets: reply or list of replies, or the first refusal."""
+    values = []
+    for one in replies:
+        assert one is not None
+        if one[1] is not None:
+            return None, one[1]
+        values.append(one[0])
+    return (values if many else values[0]), None
+
+
+class _Halfway(Exception):
+    """A conversation crashed after it had applied something: it must not run again."""
+
+    def __init__(self, crash: Exception) -> None:
+        super().__init__(repr(crash))
+        self.crash = crash

@@ -1,0 +1,182 @@
+"""Checks of what callers give, before it becomes a message.
+
+A wrong type must be refused at the door: inside an actor it would be a crash. Cheap on the way that
+is right: a few identity tests a call.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from radixtide.components.api import (
+    AllocateParams,
+    EvictParams,
+    InsertParams,
+    LockReceipt,
+    MatchPrefixParams,
+    NodeHandle,
+    SlotInput,
+    Slots,
+)
+from radixtide.components.request import Request
+from radixtide.configs.errors import InvalidInput, InvalidRequest, SlotError
+from radixtide.tree.key import RadixKey
+
+INT64_MAX = 2**63 - 1
+
+
+def expect(value: object, kind: type, name: str) -> None:
+    """Raise InvalidInput unless `value` is a `kind` (a bool is no int here)."""
+    if value.__class__ is kind:
+        return
+    if isinstance(value, kind) and not isinstance(value, bool):
+        return
+    raise InvalidInput(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+
+
+def _count(value: object, name: str) -> None:
+    """Raise InvalidInput unless `value` is an int in [0, 2**63)."""
+    expect(value, int, name)
+    assert isinstance(value, int)
+    if not 0 <= value <= INT64_MAX:
+        raise InvalidInput(f"{name} must be in [0, 2**63), not {value}")
+
+
+def as_seconds(value: object, name: str) -> float:
+    """Return a finite number of seconds, not negative. Raises InvalidInput."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidInput(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if not math.isfinite(value) or value < 0:
+        raise InvalidInput(f"{name} must be finite and not negative, not {value!r}")
+    return float(value)
+
+
+def check_match(params: MatchPrefixParams) -> None:
+    """Check the types in `params`."""
+    expect(params, MatchPrefixParams, "params")
+    if params.key.__class__ is not RadixKey:
+        expect(params.key, RadixKey, "key")
+    if params.req is not None:
+        check_request(params.req)
+
+
+def check_insert(params: InsertParams) -> None:
+    """Check the types in `params`; slots are checked where they are used."""
+    expect(params, InsertParams, "params")
+    if params.key.__class__ is not RadixKey:
+        expect(params.key, RadixKey, "key")
+    _count(params.prev_prefix_len, "prev_prefix_len")
+    _priority(params.priority)
+    if params.component_evicted_seqlens:
+        expect(params.component_evicted_seqlens, dict, "component_evicted_seqlens")
+        for name, length in params.component_evicted_seqlens.items():
+            expect(name, str, "a name in component_evicted_seqlens")
+            _count(length, f"component_evicted_seqlens[{name!r}]")
+    elif params.component_evicted_seqlens.__class__ is not dict:
+        expect(params.component_evicted_seqlens, dict, "component_evicted_seqlens")
+
+
+def _priority(value: object) -> None:
+    expect(value, int, "priority")
+    assert isinstance(value, int)
+    if abs(value) > INT64_MAX:
+        raise InvalidInput(f"priority {value} does not fit 64 bits")
+
+
+def check_allocate(params: AllocateParams) -> None:
+    """Check the types in `params`."""
+    expect(params, AllocateParams, "params")
+    _count(params.num_tokens, "num_tokens")
+    if params.swa_num_tokens is not None:
+        _count(params.swa_num_tokens, "swa_num_tokens")
+    _count(params.mamba_num, "mamba_num")
+    if params.req is not None:
+        check_request(params.req)
+
+
+def check_evict(params: EvictParams) -> None:
+    """Check the types in `params`."""
+    expect(params, EvictParams, "params")
+    _count(params.num_tokens, "num_tokens")
+    _count(params.swa_num_tokens, "swa_num_tokens")
+    _count(params.mamba_num, "mamba_num")
+
+
+def check_handle(node: NodeHandle) -> None:
+    """Check the types in a handle: one may have been decoded from elsewhere."""
+    expect(node, NodeHandle, "node")
+    if not (node.id.__class__ is node.generation.__class__ is node.epoch.__class__ is int):
+        raise InvalidInput(f"a node handle has three integers, not {node}")
+
+
+def check_receipt(receipt: LockReceipt) -> None:
+    """Check the types in a receipt."""
+    expect(receipt, LockReceipt, "receipt")
+    if not (receipt.id.__class__ is receipt.cache.__class__ is int):
+        raise InvalidInput(f"a lock receipt has integers, not {receipt}")
+    check_handle(receipt.node)
+
+
+def check_request(req: Request) -> None:
+    """Check the types of a request's fields, whoever wrote them. Raises InvalidRequest."""
+    expect(req, Request, "req")
+    if req.rid.__class__ is not str:
+        raise InvalidRequest(f"rid must be a string, not {req.rid!r}")
+    for name in ("priority", "cache_protected_len", "counted_len"):
+        value = getattr(req, name)
+        if value.__class__ is not int or abs(value) > INT64_MAX:
+            raise InvalidRequest(f"request {req.rid!r}: {name} must be an int, not {value!r}")
+    for name in ("req_pool_idx", "kv_committed_len"):
+        value = getattr(req, name)
+        if value is not None and (value.__class__ is not int or abs(value) > INT64_MAX):
+            raise InvalidRequest(
+                f"request {req.rid!r}: {name} must be an int or None, not {value!r}"
+            )
+    if not isinstance(req.output_ids, list):
+        raise InvalidRequest(
+            f"request {req.rid!r}: output_ids must be a list, not {type(req.output_ids).__name__}"
+        )
+    head = req.origin_input_ids
+    if not isinstance(head, (list, tuple, array, np.ndarray, torch.Tensor)) or (
+        isinstance(head, (np.ndarray, torch.Tensor)) and head.ndim != 1
+    ):
+        raise InvalidRequest(
+            f"request {req.rid!r}: origin_input_ids must be a list, tuple, array, ndarray or "
+            f"tensor of one dimension, not {type(head).__name__}"
+        )
+    for name in ("extra_key", "cache_salt"):
+        value = getattr(req, name)
+        if value is not None and value.__class__ is not str:
+            raise InvalidRequest(f"request {req.rid!r}: {name} must be a string or None")
+
+
+def as_slots(indices: SlotInput | Sequence[int]) -> Slots:
+    """Return `indices` as an int64 array, without a copy where it is one.
+
+    Raises:
+        SlotError: not a tensor or array of int64 with one dimension on the CPU.
+    """
+    if isinstance(indices, torch.Tensor):
+        if not indices.is_cpu:
+            raise SlotError(f"slot indices are on {indices.device}; pass indices.cpu()")
+        if indices.dtype != torch.int64:
+            raise SlotError(f"slot indices must be int64, not {indices.dtype}")
+        return _one_dimensional(indices.numpy())
+    if not isinstance(indices, np.ndarray):
+        raise SlotError(
+            f"slot indices must be an int64 tensor or array, not {type(indices).__name__}"
+        )
+    if indices.dtype != np.int64:
+        raise SlotError(f"slot indices must be int64, not {indices.dtype}")
+    return _one_dimensional(indices)
+
+
+def _one_dimensional(indices: Slots) -> Slots:
+    if indices.ndim != 1:
+        raise SlotError(f"slot indices must have one dimension, not shape {indices.shape}")
+    return indices

@@ -1,0 +1,158 @@
+"""The life of an actor system: start, stop, and what becomes of mail that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+from radixtide.configs.errors import CacheClosed, CallTimeout
+from support.actors import Grab, Look, MakeStage, Note, Relay, Stage, turns, until
+from support.interceptors import Stall
+
+
+async def test_actors_start_in_order_and_stop_in_reverse(
+    make_stage: MakeStage, loops: None
+) -> None:
+    at = make_stage(keepers=2)
+    at.system.stop()
+    assert at.log == [
+        "keeper starts",
+        "keeper1 starts",
+        "boss starts",
+        "boss stops",
+        "keeper1 stops",
+        "keeper stops",
+    ]
+
+
+async def test_stopping_twice_stops_once(make_stage: MakeStage) -> None:
+    at = make_stage()
+    at.system.stop()
+    at.system.stop()
+    assert at.log.count("keeper stops") == 1
+
+
+async def test_mail_that_waits_at_the_stop_is_answered_with_cache_closed() -> None:
+    at = Stage(direct=False)
+    waiting = [
+        at.system.ask(at.cell, Note("a"), 20.0),
+        at.system.ask(at.cell, Note("b"), 20.0, gives=True),
+        at.system.ask(at.boss, Relay((Look(),)), 20.0),
+    ]
+    at.system.stop()
+    for reply in waiting:
+        with pytest.raises(CacheClosed, match="closed before the call was handled"):
+            await reply.wait()
+    await turns(10)
+    assert at.keeper.texts == []
+
+
+async def test_a_conversation_that_waits_at_the_stop_is_answered_with_cache_closed() -> None:
+    at = Stage(direct=False)
+    stall = Stall("keeper")
+    at.system.add_interceptor(stall)
+    reply = at.system.ask(at.boss, Relay((Look(), Note("never"))), 20.0)
+    await until(lambda: at.boss.exchange is not None)
+    at.system.stop()
+    with pytest.raises(CacheClosed):
+        await reply.wait()
+    stall.release()
+    await turns(10)
+    assert at.keeper.texts == []
+
+
+async def test_conversations_that_were_set_aside_are_answered_with_cache_closed() -> None:
+    at = Stage(direct=False, stall_after_s=1e-6)
+    at.system.add_interceptor(Stall("keeper"))
+    reply = at.system.ask(at.boss, Relay((Look(),)), 20.0)
+    await until(lambda: bool(at.boss.stalled))
+    at.system.stop()
+    with pytest.raises(CacheClosed):
+        await reply.wait()
+
+
+async def test_a_stopped_actor_refuses_mail_at_once(make_stage: MakeStage) -> None:
+    at = make_stage()
+    at.system.stop()
+    with pytest.raises(CacheClosed):
+        at.system.ask(at.cell, Note("late"), 20.0)
+    with pytest.raises(CacheClosed):
+        at.system.ask(at.boss, Note("late"), 20.0, gives=True)
+    assert not at.cell.statistics().alive
+
+
+async def test_refusals_of_a_stopped_actor_do_not_pile_up_in_memory(
+    make_stage: MakeStage,
+) -> None:
+    at = make_stage()
+    at.system.stop()
+
+    def refused(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(CacheClosed):
+                at.system.ask(at.cell, Look(), 20.0)
+
+    refused(10)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        refused(500)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 20_000
+
+
+async def test_the_deadline_of_a_call_that_takes_withdraws_it() -> None:
+    at = Stage(direct=False)
+    stall = Stall("keeper")
+    at.system.add_interceptor(stall)
+    with pytest.raises(CallTimeout, match=r"Note was not answered by keeper within 0\.01 s; it"):
+        await at.ask(at.cell, Note("never"), timeout=0.01)
+    stall.release()
+    await turns(10)
+    assert at.keeper.texts == []
+
+
+async def test_the_deadline_of_a_call_that_gives_leaves_it_to_be_carried_out() -> None:
+    at = Stage(direct=False)
+    stall = Stall("keeper")
+    at.system.add_interceptor(stall)
+    with pytest.raises(CallTimeout, match="do not give again"):
+        await at.ask(at.cell, Note("given"), timeout=0.01, gives=True)
+    stall.release()
+    await until(lambda: at.keeper.texts == ["given"])
+
+
+async def test_cancelling_a_call_that_takes_undoes_it_at_every_turn(loops: None) -> None:
+    for steps in range(8):
+        at = Stage(direct=False)
+        task = asyncio.ensure_future(at.ask(at.cell, Grab()))
+        await turns(steps)
+        task.cancel()
+        result = (await asyncio.gather(task, return_exceptions=True))[0]
+        await until(lambda at=at: at.system.quiet)  # type: ignore[misc]  # bound at once
+        kept = [] if isinstance(result, asyncio.CancelledError) else [result]
+        assert sorted(at.keeper.free + kept) == [1, 2, 3]
+
+
+async def test_cancelling_a_call_that_gives_carries_it_out_at_every_turn() -> None:
+    for steps in range(1, 8):
+        at = Stage(direct=False)
+        task = asyncio.ensure_future(at.ask(at.boss, Relay((Note("given"),)), gives=True))
+        await turns(steps)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda at=at: at.system.quiet)  # type: ignore[misc]  # bound at once
+        assert at.keeper.texts == ["given"]
+
+
+async def test_the_mode_of_asyncio_that_looks_for_mistakes_finds_none(
+    make_stage: MakeStage, no_blocking: None
+) -> None:
+    asyncio.get_running_loop().set_debug(True)
+    at = make_stage(keepers=2)
+    assert await at.ask(at.boss, Relay((Note("a"), Look()))) == [1, ["a"]]
+    at.system.stop()
