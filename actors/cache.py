@@ -41,6 +41,7 @@ from radixtide.components.api import (
 )
 from radixtide.components.base import TreeComponent
 from radixtide.components.checks import (
+    as_count,
     as_seconds,
     as_slots,
     check_allocate,
@@ -156,6 +157,7 @@ class UnifiedRadixCache:
 
     async def _take(self, message: Any, timeout: float | None) -> Any:
         """Run a call that takes: the turn is given up before, when nothing can be lost."""
+        seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
         self._turns -= 1
         if self._turns <= 0:
             self._turns = self._turn_limit
@@ -163,17 +165,16 @@ class UnifiedRadixCache:
         cell = self._coordinator or self._closed()
         reply = cell.handle_now(message) if cell.idle else QUEUE
         if reply.__class__ is Sentinel:
-            pending = cell.system.pending(cell, message, reply, self._seconds(timeout), False)
-            reply = await pending.wait()
+            reply = await cell.system.pending(cell, message, reply, seconds, False).wait()
         return reply
 
     async def _give(self, message: Any, timeout: float | None) -> Any:
         """Run a call that gives: the turn is given up after, when it is carried out."""
+        seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
         cell = self._coordinator or self._closed()
         reply = cell.handle_now(message) if cell.idle else QUEUE
         if reply.__class__ is Sentinel:
-            pending = cell.system.pending(cell, message, reply, self._seconds(timeout), True)
-            reply = await pending.wait()
+            reply = await cell.system.pending(cell, message, reply, seconds, True).wait()
         if self._given is not None:
             self._given.set()
         self._turns -= 1
@@ -182,17 +183,14 @@ class UnifiedRadixCache:
             await asyncio.sleep(0)
         return reply
 
-    def _seconds(self, timeout: float | None) -> float:
-        """Return the deadline of a call in seconds from now. Raises InvalidInput."""
-        return self._timeout if timeout is None else as_seconds(timeout, "timeout")
-
     def _closed(self) -> Cell:
         raise CacheClosed("the cache is not open; use `async with UnifiedRadixCache(...)`")
 
     def _open_system(self) -> ActorSystem:
-        if self._system is None:
-            raise CacheClosed("the cache is not open; use `async with UnifiedRadixCache(...)`")
-        return self._system
+        cell = self._coordinator or self._closed()
+        if not cell.open:
+            raise cell.refusal()
+        return cell.system
 
     # -- match ----------------------------------------------------------------------
 
@@ -208,8 +206,7 @@ class UnifiedRadixCache:
             InvalidKey: the key is empty, too long, or of the wrong unit kind.
             InvalidRequest: the request is in another namespace, or holds a lock or slots already.
         """
-        check_match(params)
-        return self._take(params, timeout)
+        return self._take(check_match(params), timeout)
 
     def device_indices(
         self, node: NodeHandle, *, timeout: float | None = None
@@ -235,8 +232,7 @@ class UnifiedRadixCache:
             InvalidInput: too few slots, wrong dtype or device, or a bad ``prev_prefix_len``.
             SlotError: slots that the caller does not hold, or that are not whole pages.
         """
-        check_insert(params)
-        return self._give(params, timeout)
+        return self._give(check_insert(params), timeout)
 
     # -- slots ----------------------------------------------------------------------
 
@@ -251,8 +247,7 @@ class UnifiedRadixCache:
             OutOfSlots: not even evicting everything evictable would do.
             InvalidRequest: the request's row is too short.
         """
-        check_allocate(params)
-        return self._take(params, timeout)
+        return self._take(check_allocate(params), timeout)
 
     async def free(
         self,
@@ -278,8 +273,7 @@ class UnifiedRadixCache:
 
         Cost O(E log E + slots freed), whatever the size of the tree.
         """
-        check_evict(params)
-        return self._give(params, timeout)
+        return self._give(check_evict(params), timeout)
 
     # -- locks ----------------------------------------------------------------------
 
@@ -461,8 +455,7 @@ class UnifiedRadixCache:
         self, max_nodes: int = 200, *, timeout: float | None = None
     ) -> Coroutine[Any, Any, str]:
         """Return the tree as text, at most `max_nodes` nodes. Cost O(N)."""
-        expect(max_nodes, int, "max_nodes")
-        return self._give(calls.Print(max_nodes), timeout)
+        return self._give(calls.Print(as_count(max_nodes, "max_nodes")), timeout)
 
     # -- the seam -------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ order is the same on both paths, because a cell is idle only while its mailbox i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,11 @@ class Cell:
         waiting = list(self.mailbox)
         self.mailbox.clear()
         return waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait."""
+        return len(self.mailbox)
 
     @property
     def quiet(self) -> bool:
@@ -146,20 +152,33 @@ class Cell:
 
     def enqueue(self, envelope: Envelope) -> None:
         """Put `envelope` into the mailbox."""
+        self._put(envelope, self.mailbox.append)
+
+    def enqueue_first(self, envelope: Envelope) -> None:
+        """Put `envelope` in front: what undoes comes before what was sent since."""
+        self._put(envelope, self.mailbox.appendleft)
+
+    def _put(self, envelope: Envelope, put: Callable[[Envelope], None]) -> None:
         if not self.open:
-            self.reply(envelope, None, self.refusal())
+            # Later, as any queued answer: the sender is not ready for it yet.
+            self.system.loop.call_soon(self.reply, envelope, None, self.refusal())
             return
         self.idle = False
-        self.mailbox.append(envelope)
+        put(envelope)
         if len(self.mailbox) > self._depth_max:
             self._depth_max = len(self.mailbox)
         if not self.busy:
             self.schedule()
 
     def refusal(self) -> BaseException:
-        """Return the error for mail that comes while the cell is closed."""
+        """Return a new error for mail that comes while the cell is closed.
+
+        New each time: a shared one would collect the tracebacks of all who raise it.
+        """
         if isinstance(self.error, RadixtideError):
-            return self.error
+            error = type(self.error)(*self.error.args)
+            error.__cause__ = self.error.__cause__
+            return error
         return CacheClosed(f"actor {self.name} is not running; open the cache with `async with`")
 
     def schedule(self) -> None:
@@ -219,8 +238,8 @@ class Cell:
         """Note the answer before it leaves: a second delivery must not act again."""
         if envelope.on_reply is None:
             envelope.settled = True
-        elif self.system.interceptors:
-            # Only what intercepts can cause a second delivery.
+        else:
+            # Forgotten when the sender has it, or has given up waiting.
             self.answered[envelope.correlation] = (reply, error)
         for interceptor in self.system.interceptors:
             interceptor.after_handle(envelope)

@@ -20,7 +20,9 @@ from radixtide.actors.messages import (
     Describe,
     EvictNodes,
     GetSizes,
+    LetGo,
     Lock,
+    LockSplit,
     PathSlots,
     Propose,
     Rebuild,
@@ -52,8 +54,10 @@ class ComponentActor(Actor):
             CheckInsert: self.check_insert,
             CommitInsert: self.commit_insert,
             Lock: self.lock,
+            LockSplit: self.lock_split,
             Unlock: self.unlock,
             Settle: self.settle,
+            LetGo: self.let_go,
             Propose: self.propose,
             EvictNodes: self.evict_nodes,
             Reserve: self.reserve,
@@ -127,8 +131,11 @@ class ComponentActor(Actor):
 
     def lock(self, m: Lock) -> Any:
         """Protect what a user of the node needs."""
-        if m.split is not None:
-            self.component.redistribute_on_node_split(*m.split)
+        return self.component.acquire_component_lock(m.node)
+
+    def lock_split(self, m: LockSplit) -> Any:
+        """Follow a split, then protect its prefix."""
+        self.component.redistribute_on_node_split(*m.split)
         return self.component.acquire_component_lock(m.node)
 
     def unlock(self, m: Unlock) -> int:
@@ -138,7 +145,18 @@ class ComponentActor(Actor):
     def settle(self, m: Settle) -> tuple[Any, int]:
         """Lock the new before the old is released; then free."""
         component = self.component
-        record = component.acquire_component_lock(m.lock) if m.lock is not None else None
+        record = component.acquire_component_lock(m.lock)
+        if m.unlock is not None:
+            component.release_component_lock(m.unlock, m.record)
+        freed = 0
+        if m.free is not None:
+            component.allocator.release(m.free)
+            freed = len(m.free)
+        return record, freed
+
+    def let_go(self, m: LetGo) -> int:
+        """Unlock and free what a request holds."""
+        component = self.component
         if m.unlock is not None:
             component.release_component_lock(m.unlock, m.record)
         freed = 0
@@ -147,7 +165,7 @@ class ComponentActor(Actor):
             freed = len(m.free)
         if m.holder is not None:
             freed += component.release_holding(m.holder)
-        return record, freed
+        return freed
 
     # -- evict --------------------------------------------------------------------
 
@@ -165,9 +183,9 @@ class ComponentActor(Actor):
         """Take slots, all or nothing."""
         return self.component.reserve(m.slots, m.holder)
 
-    def unreserve(self, m: Unreserve) -> None:
+    def unreserve(self, m: Unreserve) -> bool:
         """Give back slots that nobody took."""
-        self.component.unreserve(m.slots, m.holder, m.position, m.used)
+        return self.component.unreserve(m.slots, m.holder, m.position, m.used)
 
     def check_release(self, m: CheckRelease) -> None:
         """Refuse slots that are not the caller's to free."""
@@ -185,7 +203,7 @@ class ComponentActor(Actor):
 
     def audit(self, m: Audit) -> list[Violation]:
         """Recount everything."""
-        return self.component.audit(m.locked, m.allocated)
+        return self.component.audit(m.locked, m.ledger)
 
     def rebuild(self, m: Rebuild) -> list[Node]:
         """Repair after a crash."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixtide.actors.actor import Actor, Conversation
 from radixtide.actors.cell import SAMPLE, Cell
-from radixtide.actors.envelope import PARKED, QUEUE, REDELIVER, Envelope
+from radixtide.actors.envelope import PARKED, QUEUE, REDELIVER, Envelope, Sentinel
 from radixtide.configs.errors import RadixtideError
 
 if TYPE_CHECKING:
@@ -29,14 +29,16 @@ class Exchange:
 
     ``replies`` has (reply, error) or None for each call; ``awaiting`` the envelopes of those that
     are None. ``applied``: something was changed, so the conversation must run to its end.
+    ``applies``: the calls that are awaited change something once they are handled.
     """
 
-    __slots__ = ("applied", "awaiting", "envelope", "generator", "many", "replies")
+    __slots__ = ("applied", "applies", "awaiting", "envelope", "generator", "many", "replies")
 
     def __init__(self, envelope: Envelope, generator: Conversation) -> None:
         self.envelope = envelope
         self.generator = generator
         self.applied = False
+        self.applies = False
         self.many = False
         self.awaiting: list[Envelope | None] = []
         self.replies: list[tuple[Any, BaseException | None] | None] = []
@@ -49,6 +51,13 @@ class ConversingCell(Cell):
         super().__init__(system, actor, capacity, batch)
         self.exchange: Exchange | None = None
         self.stalled: dict[Cell, deque[Envelope]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait, here or for a silent cell."""
+        if not self.stalled:
+            return len(self.mailbox)
+        return len(self.mailbox) + sum(len(queue) for queue in self.stalled.values())
 
     @property
     def quiet(self) -> bool:
@@ -128,6 +137,7 @@ class ConversingCell(Cell):
         applied = exchange is not None and exchange.applied
         try:
             while True:
+                before = applied
                 if error is None:
                     calls = generator.send(value)
                 else:
@@ -151,11 +161,11 @@ class ConversingCell(Cell):
                         except RadixtideError as refused:
                             error = refused
                             continue
-                        if value is not REDELIVER:
+                        if value.__class__ is not Sentinel:
                             if many:
                                 value = [value]
                             continue
-                        replies.append(REDELIVER)
+                        replies.append(value)
                     else:
                         replies.append(QUEUE)
                     missing = 1
@@ -172,7 +182,7 @@ class ConversingCell(Cell):
                         except RadixtideError as refused:
                             error = error or refused
                             value = refused
-                    if value is REDELIVER or value is QUEUE:
+                    if value.__class__ is Sentinel:
                         missing += 1
                     replies.append(value)
                 if not missing:
@@ -184,7 +194,8 @@ class ConversingCell(Cell):
                     if envelope is None:
                         envelope = self.system.envelope(self.name, self, message)
                     exchange = Exchange(envelope, generator)
-                exchange.applied = applied
+                exchange.applied = before or _is_applied(calls, replies)
+                exchange.applies = applied
                 exchange.many = many
                 self._park(exchange, calls, replies)
                 return PARKED
@@ -224,18 +235,24 @@ class ConversingCell(Cell):
         exchange.awaiting = []
         for known, reply, (cell, request) in zip(exchange.replies, replies, calls, strict=True):
             outgoing = None
-            if known is None:
+            if reply is PARKED:
+                # It is being handled: only its answer has to find its way.
+                assert isinstance(cell, ConversingCell) and cell.exchange is not None
+                outgoing = cell.exchange.envelope
+                outgoing.on_reply = on_reply
+            elif known is None:
                 outgoing = system.envelope(self.name, cell, request, gives=True, on_reply=on_reply)
                 outgoing.deliveries = int(reply is REDELIVER)
             exchange.awaiting.append(outgoing)
-        for outgoing in list(exchange.awaiting):
-            if outgoing is not None:
+        for outgoing, reply in zip(list(exchange.awaiting), replies, strict=True):
+            if outgoing is not None and reply is not PARKED:
                 system.send(outgoing)
         if self.exchange is exchange:
             system.watch(self, exchange)
 
     def _resume(self, exchange: Exchange) -> None:
         self.exchange = None
+        exchange.applied = exchange.applied or exchange.applies
         for asked in exchange.awaiting:
             if asked is not None:
                 asked.receiver.answered.pop(asked.correlation, None)
@@ -263,7 +280,7 @@ class ConversingCell(Cell):
 
         The message waits in line for that cell and is handled anew when it answers again.
         """
-        if self.exchange is not exchange or exchange.applied:
+        if self.exchange is not exchange or not _may_give_up(exchange):
             return
         silent = self._abandon(exchange)[0]
         self.stalled.setdefault(silent.receiver, deque()).append(exchange.envelope)
@@ -275,10 +292,14 @@ class ConversingCell(Cell):
         exchange = self.exchange
         if exchange is None or exchange.envelope is not envelope:
             envelope.withdrawn = True
-        elif not exchange.applied:
+        elif _may_give_up(exchange):
             envelope.withdrawn = True
             self._abandon(exchange)
             self.free()
+            return
+        for queue in self.stalled.values():
+            if envelope in queue:
+                queue.remove(envelope)
 
     def _abandon(self, exchange: Exchange) -> list[Envelope]:
         """End an exchange that has applied nothing; return the envelopes not answered."""
@@ -291,7 +312,9 @@ class ConversingCell(Cell):
             asked.withdrawn = True
             if reply is None:
                 silent.append(asked)
-            elif reply[1] is None:
+                # Handled, but the answer is on its way or lost: what it owns goes back.
+                reply = asked.receiver.answered.pop(asked.correlation, None)
+            if reply is not None and reply[1] is None:
                 self.system.dropped(asked, reply[0])
         return silent
 
@@ -305,9 +328,29 @@ class ConversingCell(Cell):
             self.free()
 
 
+def _is_applied(calls: list[tuple[Cell, Any]], replies: list[Any]) -> bool:
+    """Return whether calls that are to wait have changed something, or can not be taken back.
+
+    A call that *opens* is an operation's first change: until its receiver handles it, nothing has
+    happened, and it can be withdrawn.
+    """
+    return any(
+        request.applies and not (request.opens and reply.__class__ is Sentinel)
+        for (_, request), reply in zip(calls, replies, strict=True)
+    )
+
+
+def _may_give_up(exchange: Exchange) -> bool:
+    """Return whether nothing was applied, and nothing awaited has been handled that applies."""
+    return not exchange.applied and not any(
+        asked is not None and asked.message.applies and asked.correlation in asked.receiver.answered
+        for asked in exchange.awaiting
+    )
+
+
 def _known(reply: Any) -> tuple[Any, BaseException | None] | None:
     """Return what is known of a call: (reply, error), or None while it has to be posted."""
-    if reply is REDELIVER or reply is QUEUE:
+    if reply.__class__ is Sentinel:
         return None
     if isinstance(reply, RadixtideError):
         return None, reply

@@ -83,6 +83,11 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def find(self, req: Request) -> Entry | None:
+        """Return the entry of `req`, whatever became of its fields, or None."""
+        entry = self._entries.get(req.rid)
+        return entry if entry is not None and entry.req is req else None
+
     def get(self, req: Request) -> Entry | None:
         """Return the entry of `req`, or None.
 
@@ -143,6 +148,6 @@ class Ledger:
         """Return all entries, oldest first."""
         return list(self._entries.values())
 
-    def allocated(self) -> dict[int, int]:
-        """Return slots asked for by holder number."""
-        return {entry.holder: entry.allocated for entry in self._entries.values()}
+    def claims(self) -> dict[int, tuple[str, int]]:
+        """Return request id and slots asked for, by holder number."""
+        return {entry.holder: (entry.rid, entry.allocated) for entry in self._entries.values()}

@@ -24,12 +24,23 @@ class Plan(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Base of messages that change nothing."""
 
     applies: ClassVar[bool] = False
+    opens: ClassVar[bool] = False
 
 
 class Apply(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Base of messages that change something and can not be refused."""
 
     applies: ClassVar[bool] = True
+    opens: ClassVar[bool] = False
+
+
+class Opening(Apply, frozen=True, tag=True, gc=False):
+    """Base of those that are an operation's first change: it did nothing before it sends one.
+
+    Until the receiver handles it, such an operation can still be given up.
+    """
+
+    opens: ClassVar[bool] = True
 
 
 class Validate(Plan, frozen=True, tag=True):
@@ -74,31 +85,45 @@ class CommitInsert(Apply, frozen=True, tag=True):
     want_indices: bool = False
 
 
-class Lock(Apply, frozen=True, tag=True):
+class Lock(Opening, frozen=True, tag=True):
     """Protect what a user of `node` needs. Reply: the component's lock record."""
 
     node: Node
-    split: Split | None = None
 
 
-class Unlock(Apply, frozen=True, tag=True):
+class LockSplit(Apply, frozen=True, tag=True):
+    """Follow a split, then protect its prefix. Reply: the component's lock record."""
+
+    node: Node
+    split: Split
+
+
+class Unlock(Opening, frozen=True, tag=True):
     """Undo one lock. Reply: slots that became evictable."""
 
     node: Node
     record: Any
 
 
+class LetGo(Opening, frozen=True, tag=True):
+    """Let go of what a request holds: lock, loose slots, holding. Reply: slots freed."""
+
+    unlock: Node | None
+    record: Any
+    free: Slots | None
+    holder: int | None
+
+
 class Settle(Apply, frozen=True, tag=True):
-    """Move a request on: lock first, then unlock, free slots, drop the holding.
+    """Move a running request on: lock first, then unlock, then free duplicates.
 
     Reply: (lock record, slots freed).
     """
 
-    lock: Node | None = None
-    unlock: Node | None = None
-    record: Any = None
-    free: Slots | None = None
-    holder: int | None = None
+    lock: Node
+    unlock: Node | None
+    record: Any
+    free: Slots | None
 
 
 class Propose(Plan, frozen=True, tag=True):
@@ -123,8 +148,8 @@ class Reserve(Plan, frozen=True, tag=True):
     holder: int
 
 
-class Unreserve(Apply, frozen=True, tag=True):
-    """Give back a Reserved that nobody took."""
+class Unreserve(Opening, frozen=True, tag=True):
+    """Give back a Reserved that nobody took. Reply: whether it was still the holder's last."""
 
     slots: Slots
     holder: int
@@ -164,19 +189,19 @@ class Describe(Plan, frozen=True, tag=True):
 class Audit(Plan, frozen=True, tag=True):
     """Ask for a recount. Reply: list of Violation.
 
-    `locked`: receipts by node id; `allocated`: slots asked for by holder, as the ledger has them.
+    `locked`: receipts by node id; `ledger`: name and slots asked for by holder.
     """
 
     locked: dict[int, int]
-    allocated: dict[int, int]
+    ledger: dict[int, tuple[str, int]]
 
 
-class Rebuild(Apply, frozen=True, tag=True):
+class Rebuild(Opening, frozen=True, tag=True):
     """Repair after a crash. Reply: nodes without data, children first."""
 
     locked: dict[int, int]
     holders: set[int]
 
 
-class Clear(Apply, frozen=True, tag=True):
+class Clear(Opening, frozen=True, tag=True):
     """Forget everything: the tree was reset."""

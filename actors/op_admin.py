@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import AuditAll, PinKey, Print, Repair, Reset, UnpinKey
-from radixtide.actors.messages import Audit, Clear, Describe, GetSizes, Lock, Rebuild
+from radixtide.actors.messages import Audit, Clear, Describe, GetSizes, Lock, LockSplit, Rebuild
 from radixtide.actors.op_evict import drop_pin, expire_pins
 from radixtide.actors.pins import Pin
 from radixtide.actors.state import State
@@ -24,10 +24,10 @@ def pin_key(state: State, p: PinKey) -> Conversation:
     name = board.name(p.key)
     expires_at = state.clock() + p.ttl_s
     known = board.get(name)
-    if known is not None:
+    walk = state.tree.walk(p.key)
+    if known is not None and walk.matched <= known.node.end:
         board.renew(known, expires_at)
         return PinResult(known.node.end, board.budget - board.units)
-    walk = state.tree.walk(p.key)
     if not walk.matched:
         raise PinRefused(
             f"nothing of the key's {walk.limit} units (whole pages) is cached; insert it first"
@@ -42,7 +42,10 @@ def pin_key(state: State, p: PinKey) -> Conversation:
         )
     split = state.split_inside(walk)
     node = walk.last
-    records = yield state.all(Lock(node, split))
+    records = yield state.all(LockSplit(node, split) if split is not None else Lock(node))
+    if known is not None:
+        # More of the key is cached than when it was pinned: the new pin covers the old one.
+        yield from drop_pin(state, known)
     board.add(Pin(name, node, records, expires_at))
     return PinResult(node.end, board.budget - board.units)
 
@@ -72,9 +75,9 @@ def reset(state: State, p: Reset) -> Conversation:
     if holders:
         shown = ", ".join(holders[:8]) + (", ..." if len(holders) > 8 else "")
         raise Busy(f"reset refused, {len(holders)} holder(s) live: {shown}")
+    yield state.all(Clear())
     for pin in state.pins.all():
         state.pins.remove(pin)
-    yield state.all(Clear())
     state.tree.reset()
     state.ghosts.clear()
 
@@ -82,16 +85,17 @@ def reset(state: State, p: Reset) -> Conversation:
 def audit(state: State, p: AuditAll) -> Conversation:
     """Recount everything in the tree and in every component."""
     found: list[Violation] = list(audit_structure(state))
-    for part in (yield state.all(Audit(state.locked(), state.ledger.allocated()))):
+    for part in (yield state.all(Audit(state.locked(), state.ledger.claims()))):
         found.extend(part)
     return AuditReport(tuple(found))
 
 
 def repair(state: State, p: Repair) -> Conversation:
     """Make the records true after a crash: what is in doubt is dropped, what is held stays."""
-    state.counters.repairs += 1
     hollow: set[Node] = set()
-    for part in (yield state.all(Rebuild(state.locked(), set(state.ledger.allocated())))):
+    parts = yield state.all(Rebuild(state.locked(), set(state.ledger.claims())))
+    state.counters.repairs += 1
+    for part in parts:
         hollow.update(part)
     # Deepest first, so that a parent has no children left when its turn comes.
     for node in sorted(hollow, key=lambda one: one.end, reverse=True):

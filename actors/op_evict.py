@@ -63,16 +63,14 @@ def remove_nodes(state: State, victims: list[Any]) -> Generator[Any, Any, int]:
 
 def expire_pins(state: State) -> Generator[Any, Any, None]:
     """Release the pins whose time is over."""
-    if not len(state.pins):
-        return
-    for pin in state.pins.expired(state.clock()):
+    while (pin := state.pins.next_expired(state.clock())) is not None:
         yield from drop_pin(state, pin)
 
 
 def drop_pin(state: State, pin: Any) -> Generator[Any, Any, None]:
     """Release one pin."""
-    state.pins.remove(pin)
     yield state.unlock(pin.node, pin.records)
+    state.pins.remove(pin)
 
 
 def allocate(state: State, p: AllocateParams) -> Conversation:
@@ -82,8 +80,6 @@ def allocate(state: State, p: AllocateParams) -> Conversation:
         raise InvalidInput("this cache has neither an swa nor a mamba pool to allocate from")
     req = p.req
     if not wanted:
-        if req is not None:
-            state.ledger.get(req)
         return AllocateResult(torch.from_numpy(EMPTY.copy()), NO_EVICTION)
     entry = None
     holder = ANONYMOUS
@@ -156,13 +152,13 @@ def undo_allocate(state: State, p: UndoAllocate) -> Conversation:
     if p.req is None:
         yield state.full, Unreserve(p.slots, ANONYMOUS, 0, p.used)
         return
-    entry = state.ledger.get(p.req)
+    entry = state.ledger.find(p.req)
     if entry is None or entry.allocated < p.used:
         return
     position = entry.allocated - p.used
-    entry.allocated = position
-    yield state.full, Unreserve(p.slots, entry.holder, position, p.used)
-    _close_if_empty(state, entry)
+    if (yield state.full, Unreserve(p.slots, entry.holder, position, p.used)):
+        entry.allocated = position
+        _close_if_empty(state, entry)
 
 
 def free(state: State, p: Free) -> Conversation:

@@ -106,10 +106,8 @@ def insert_walk(
         state.count_hits(path, counted)
     else:
         touch = state.touch(path, counted)
-        above = walk.start
-        while above.parent is not None:
-            above.touch = touch
-            above = above.parent
+        if walk.base:
+            state.stamp(walk.start, touch, priority)
     leaf: Node | None = None
     if matched < walk.base + limit:
         leaf = state.tree.add_leaf(walk.last, walk, matched - walk.base)

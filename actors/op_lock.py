@@ -28,9 +28,10 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Conversation:
             f"receipt {receipt.id} belongs to request {held.rid!r}; it is released when that "
             "request finishes or is aborted"
         )
-    del state.receipts[receipt.id]
     node = held.node
     if node.parent is None:
+        del state.receipts[receipt.id]
         return DecLockRefResult(dict.fromkeys(state.names, 0))
     moved = yield state.unlock(node, held.records)
+    del state.receipts[receipt.id]
     return DecLockRefResult(dict(zip(state.names, moved, strict=True)))

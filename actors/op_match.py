@@ -144,23 +144,21 @@ def _miss_reason(state: State, walk: Walk, matched: int, full_length: int) -> Mi
 
 def undo_match(state: State, p: UndoMatch) -> Conversation:
     """Release the lock of a match whose caller went away."""
-    held = state.receipts.pop(p.receipt.id, None)
+    held = state.receipts.get(p.receipt.id)
     if held is None:
         return
-    if p.req is not None:
-        entry = state.ledger.get(p.req)
-        if entry is not None and entry.receipt == p.receipt.id:
-            entry.receipt = None
-            entry.node = None
-            entry.protected = 0
-            if not entry.allocated:
-                state.ledger.close(entry)
-            p.req.prefix_indices = None
-            p.req.last_node = None
-            p.req.cache_protected_len = 0
-            p.req.lock = None
     if held.node.parent is not None:
         yield state.unlock(held.node, held.records)
+    del state.receipts[p.receipt.id]
+    entry = state.ledger.find(p.req) if p.req is not None else None
+    if entry is None or entry.receipt != p.receipt.id:
+        return
+    entry.receipt = None
+    entry.node = None
+    entry.protected = 0
+    if not entry.allocated:
+        state.ledger.close(entry)
+    entry.req.forget()
 
 
 def device_indices(state: State, p: DeviceIndices) -> Conversation:

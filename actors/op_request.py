@@ -10,7 +10,7 @@ import numpy as np
 from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedReq
 from radixtide.actors.ledger import Entry
-from radixtide.actors.messages import CheckRelease, Settle
+from radixtide.actors.messages import CheckRelease, LetGo, Settle
 from radixtide.actors.op_insert import insert_walk
 from radixtide.actors.state import State
 from radixtide.components.api import CacheReqResult, Slots
@@ -50,15 +50,21 @@ class Progress:
             # A scheduler that allocates without req= writes the row itself.
             self.holder = ANONYMOUS
             allocated = tokens
-        self.committed = min(tokens, allocated) if wanted is None else wanted
+        if wanted is None:
+            wanted = min(tokens, allocated)
+            written = row is None or self.protected >= state.rows.max_context
+            written = written or int(state.rows.rows[row, self.protected]) >= 0
+            if self.holder == ANONYMOUS and not written:
+                # Nothing was written past the prefix: the request has computed nothing.
+                wanted = self.protected
+        self.committed = wanted
         if not self.protected <= self.committed <= min(tokens, allocated):
             raise InvalidRequest(
                 f"request {req.rid!r}: kv_committed_len {self.committed} is not between the cached "
                 f"prefix ({self.protected}) and what has tokens ({tokens}) and slots "
                 f"({allocated})"
             )
-        if self.holder == ANONYMOUS:
-            assert row is not None
+        if self.holder == ANONYMOUS and row is not None:
             self.own = state.rows.rows[row, self.protected : self.committed].numpy().copy()
 
     def walk(self, state: State) -> Walk:
@@ -139,12 +145,13 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
     at = Progress(state, req)
     inserted_len = prefix_len = at.protected
     freed = 0
-    tail: Slots | None = None
+    tail = at.own
+    if at.own is not None and len(at.own):
+        # The request holds its last page whole, so all its pages are checked, the tail's too.
+        yield state.full, CheckRelease(_whole_pages(state, at.own), ANONYMOUS)
+    inserted = None
     if p.is_insert:
         walk = at.walk(state)
-        if at.own is not None:
-            tail = at.own[walk.limit :]
-            yield from _check_tail(state, tail)
         if walk.limit:
             inserted = yield from insert_walk(
                 state,
@@ -158,68 +165,65 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
             inserted_len = walk.base + walk.limit
             prefix_len = inserted.matched
             freed = inserted.part.freed
-    elif at.own is not None:
-        tail = at.own
-        yield from _check_tail(state, tail)
-    freed += yield from _let_go(state, req, at.entry, tail)
+        if at.own is not None:
+            tail = at.own[walk.limit :]
+    freed += yield from _let_go(state, req, at.entry, tail, touched=inserted is not None)
     return CacheReqResult(inserted_len, prefix_len, freed)
 
 
-def _check_tail(state: State, tail: Slots) -> Generator[Any, Any, None]:
-    """Refuse a tail that is not the caller's, before anything is changed."""
-    pages = _whole_pages(state, tail)
-    if len(pages):
-        yield state.full, CheckRelease(pages, ANONYMOUS)
-
-
-def _whole_pages(state: State, tail: Slots) -> Slots:
-    """Return all slots of the pages in which `tail` lies; a request holds its pages whole."""
+def _whole_pages(state: State, slots: Slots) -> Slots:
+    """Return all slots of the pages in which `slots` lie; a request holds its pages whole."""
     page = state.page_size
-    if page == 1 or not len(tail):
-        return tail
-    heads = tail[::page] // page * page
+    if page == 1 or not len(slots):
+        return slots
+    heads = slots[::page] // page * page
     return (heads[:, None] + np.arange(page, dtype=np.int64)).ravel()
 
 
 def abort_req(state: State, p: AbortReq) -> Conversation:
     """Free all that the ledger has of a request; a second abort finds nothing to do."""
-    entry = state.ledger.get(p.req)
-    freed = yield from _let_go(state, p.req, entry, None)
+    entry = state.ledger.find(p.req)
+    freed = yield from _let_go(state, p.req, entry, None, touched=False)
     return CacheReqResult(freed=freed)
 
 
 def _let_go(
-    state: State, req: Request, entry: Entry | None, tail: Slots | None
+    state: State, req: Request, entry: Entry | None, tail: Slots | None, touched: bool
 ) -> Generator[Any, Any, int]:
-    """Release lock, slots and row of a request; return the Full slots freed."""
-    freed = 0
+    """Release lock, slots and row of a request; return the Full slots freed.
+
+    `tail`: slots outside of the ledger. `touched`: an insert has touched the path already.
+    """
     pages = _whole_pages(state, tail) if tail is not None and len(tail) else None
     held = None
-    if entry is not None:
-        held = state.receipts.pop(entry.receipt) if entry.receipt is not None else None
-        state.ledger.close(entry)
+    if entry is not None and entry.receipt is not None:
+        held = state.receipts[entry.receipt]
     locked = held.node if held is not None and held.node.parent is not None else None
-    if locked is not None or entry is not None or pages is not None:
-        settled = yield [
+    freed = 0
+    if entry is not None or pages is not None:
+        if locked is not None and not touched:
+            # It comes back into the eviction order: as of now, not as of its admission.
+            state.touch_only(locked)
+        parts = yield [
             (
                 cell,
-                Settle(
-                    unlock=locked,
-                    record=held.records[index] if held is not None and locked is not None else None,
-                    free=pages if cell is state.full else None,
-                    holder=entry.holder if entry is not None else None,
+                LetGo(
+                    locked,
+                    held.records[index] if held is not None and locked is not None else None,
+                    pages if cell is state.full else None,
+                    entry.holder if entry is not None else None,
                 ),
             )
             for index, cell in enumerate(state.cells)
         ]
-        freed = settled[0][1]
+        freed = parts[0]
+    if entry is not None:
+        if entry.receipt is not None:
+            del state.receipts[entry.receipt]
+        state.ledger.close(entry)
     row = req.req_pool_idx
     if row is not None and state.rows.is_taken(row):
         state.rows.free(row)
     req.req_pool_idx = None
-    req.prefix_indices = None
-    req.last_node = None
-    req.cache_protected_len = 0
-    req.lock = None
-    req.counted_len = 0
+    req.forget()
     return freed

@@ -90,15 +90,18 @@ class PinBoard:
             at = at.parent
         self.units -= pin.node.end - at.end
 
-    def expired(self, now: float) -> list[Pin]:
-        """Return the pins whose time is over. Amortised O(log pins) a pin."""
-        over: list[Pin] = []
+    def next_expired(self, now: float) -> Pin | None:
+        """Return a pin whose time is over, or None. Amortised O(log pins).
+
+        It stays on the board until it is removed: the caller may not get to that.
+        """
         while self._expiries and self._expiries[0][0] <= now:
-            expires_at, name = heapq.heappop(self._expiries)
+            expires_at, name = self._expiries[0]
             pin = self._pins.get(name)
             if pin is not None and pin.expires_at == expires_at:
-                over.append(pin)
-        return over
+                return pin
+            heapq.heappop(self._expiries)
+        return None
 
     def all(self) -> list[Pin]:
         """Return all pins."""

@@ -34,10 +34,11 @@ _CACHE_IDS: Final = itertools.count(1)
 class LiveReceipt:
     """What a receipt stands for: the node, what each component counted, and whose it is."""
 
-    __slots__ = ("node", "records", "rid")
+    __slots__ = ("handle", "node", "records", "rid")
 
-    def __init__(self, node: Node, records: list[Any], rid: str | None) -> None:
+    def __init__(self, node: Node, handle: NodeHandle, records: list[Any], rid: str | None) -> None:
         self.node = node
+        self.handle = handle
         self.records = records
         self.rid = rid
 
@@ -182,20 +183,19 @@ class State:
     def issue(self, node: Node, records: list[Any], rid: str | None) -> LockReceipt:
         """Write down a lock and return its receipt."""
         self.receipts_issued = number = self.receipts_issued + 1
-        self.receipts[number] = LiveReceipt(node, records, rid)
-        return LockReceipt(
-            number, NodeHandle(node.id, self.tree.generation, node.epoch), self.cache_id
-        )
+        handle = NodeHandle(node.id, self.tree.generation, node.epoch)
+        self.receipts[number] = LiveReceipt(node, handle, records, rid)
+        return LockReceipt(number, handle, self.cache_id)
 
     def live(self, receipt: LockReceipt) -> LiveReceipt:
         """Return what `receipt` stands for. Raises ForeignReceipt or ReceiptReleased."""
         if receipt.cache != self.cache_id:
             raise ForeignReceipt(f"receipt {receipt.id} is of another cache")
         held = self.receipts.get(receipt.id)
-        if held is not None and held.node.id == receipt.node.id:
-            if receipt.node.generation == self.tree.generation:
+        if held is not None:
+            if held.handle == receipt.node:
                 return held
-        elif held is None and 0 < receipt.id <= self.receipts_issued:
+        elif 0 < receipt.id <= self.receipts_issued:
             if receipt.node.generation == self.tree.generation:
                 raise ReceiptReleased(f"receipt {receipt.id} was released before")
             raise ForeignReceipt(f"receipt {receipt.id} is from before the tree was reset")
@@ -253,6 +253,19 @@ class State:
             if node.end > hits_beyond:
                 node.hits += 1
         return touch
+
+    def touch_only(self, node: Node) -> None:
+        """Touch the path to `node` without counting hits. O(depth)."""
+        self.stamp(node, self.touch([], 0), 0)
+
+    def stamp(self, node: Node, touch: int, priority: int) -> None:
+        """Give `touch` to `node` and its ancestors, and raise their priority. O(depth)."""
+        at = node
+        while at.parent is not None:
+            at.touch = touch
+            if at.priority < priority:
+                at.priority = priority
+            at = at.parent
 
     def count_hits(self, path: list[Node], hits_beyond: int) -> None:
         """Count a hit on each node of `path` that ends beyond `hits_beyond`, without a touch."""

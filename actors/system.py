@@ -47,6 +47,7 @@ class Ping(msgspec.Struct, frozen=True, tag=True):
     """Asks a silent actor for a sign of life."""
 
     applies = False
+    opens = False
 
 
 class ActorSystem:
@@ -157,12 +158,10 @@ class ActorSystem:
             on_reply,
         )
 
-    def send(self, envelope: Envelope) -> None:
+    def send(self, envelope: Envelope, first: bool = False) -> None:
         """Bring `envelope` to its receiver's mailbox, through the interceptors."""
-        if not self.interceptors:
-            envelope.receiver.enqueue(envelope)
-            return
-        deliver: Callable[[Envelope], None] = envelope.receiver.enqueue
+        cell = envelope.receiver
+        deliver: Callable[[Envelope], None] = cell.enqueue_first if first else cell.enqueue
         for interceptor in reversed(self.interceptors):
             deliver = _through(interceptor, deliver)
         deliver(envelope)
@@ -173,8 +172,11 @@ class ActorSystem:
             deliver = _back_through(interceptor, envelope, deliver)
         deliver()
 
-    def tell(self, cell: Cell, message: Any, sender: str = "face") -> None:
-        """Send a message that nobody waits for; it has room beyond the mailbox's limit."""
+    def tell(self, cell: Cell, message: Any, sender: str = "face", first: bool = False) -> None:
+        """Send a message that nobody waits for; it has room beyond the mailbox's limit.
+
+        `first`: it comes before what waits already.
+        """
         envelope = self.envelope(sender, cell, message, gives=True)
         if cell.idle:
             try:
@@ -185,7 +187,7 @@ class ActorSystem:
             if outcome is not REDELIVER:
                 return
             envelope.deliveries = 1
-        self.send(envelope)
+        self.send(envelope, first)
 
     def ask(
         self, cell: Cell, message: Any, timeout: float, gives: bool = False, sender: str = "face"
@@ -218,9 +220,9 @@ class ActorSystem:
             return PendingReply(self, cell.exchange.envelope, timeout, gives)
         if not cell.open:
             raise cell.refusal()
-        if not gives and len(cell.mailbox) >= cell.capacity:
+        if not gives and cell.waiting >= cell.capacity:
             raise MailboxFull(
-                f"{len(cell.mailbox)} messages wait for actor {cell.name} "
+                f"{cell.waiting} messages wait for actor {cell.name} "
                 "(limits.mailbox_capacity); nothing was done, try again later"
             )
         envelope = self.envelope(sender, cell, message, gives=gives)
@@ -240,7 +242,7 @@ class ActorSystem:
         """Undo a reply that nobody takes, if it owns something."""
         undo = envelope.receiver.actor.give_back(envelope.message, reply)
         if undo is not None and envelope.receiver.open:
-            self.tell(envelope.receiver, undo, sender=envelope.receiver.name)
+            self.tell(envelope.receiver, undo, sender=envelope.receiver.name, first=True)
 
     def watch(self, cell: ConversingCell, exchange: Exchange) -> None:
         """See that a waiting exchange neither blocks others for long nor waits for lost mail."""
@@ -291,6 +293,16 @@ class PendingReply:
         envelope.deadline = system.loop.time() + timeout
         envelope.gives = gives
         envelope.on_reply = self._on_reply
+        if system.interceptors:
+            system.loop.call_later(RESEND_AFTER_S, self._resend)
+
+    def _resend(self) -> None:
+        """Send again what may be lost: until it is answered or, if it takes, nobody waits."""
+        envelope = self._envelope
+        if envelope.settled or envelope.withdrawn or (self._lost and not self._gives):
+            return
+        self._system.send(envelope)
+        self._system.loop.call_later(RESEND_AFTER_S, self._resend)
 
     def _on_reply(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
         envelope.receiver.answered.pop(envelope.correlation, None)
@@ -322,8 +334,17 @@ class PendingReply:
 
     def _abandon(self) -> None:
         self._lost = True
-        if not self._gives:
-            self._envelope.receiver.withdraw(self._envelope)
+        if self._gives:
+            return
+        envelope = self._envelope
+        cell = envelope.receiver
+        cell.withdraw(envelope)
+        known = cell.answered.pop(envelope.correlation, None)
+        if known is not None and not envelope.settled:
+            # Handled, but the answer is on its way or lost.
+            envelope.settled = True
+            if known[1] is None:
+                self._system.dropped(envelope, known[0])
 
     async def wait(self) -> Any:
         """Return the reply or raise its error; CallTimeout at the deadline.

@@ -27,8 +27,7 @@ class ReplayProgress:
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
-            TextColumn("replay"),
-            BarColumn(),
+            BarColumn(bar_width=20),  # all of it fits in 80 columns
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
@@ -42,12 +41,17 @@ class ReplayProgress:
         )
         self._task = self._bar.add_task("replay", total=None, hits="", clock="")
         self._drawn_at = 0.0
+        self._recording: Recording | None = None
 
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Draw the bar while the block runs."""
         with self._bar:
-            yield
+            try:
+                yield
+            finally:
+                if self._recording is not None:
+                    self._draw(self._recording)
 
     def begin(self, requests: int) -> None:
         """Say how many requests there will be."""
@@ -59,6 +63,10 @@ class ReplayProgress:
         if self._bar.disable or now - self._drawn_at < REFRESH_S:
             return
         self._drawn_at = now
+        self._recording = recording
+        self._draw(recording)
+
+    def _draw(self, recording: Recording) -> None:
         tally = recording.tally
         self._bar.update(
             self._task,

@@ -292,16 +292,23 @@ class TreeComponent(ABC):
             return Reserved(np.concatenate((roomy, taken)), position)
         return Reserved(taken.copy(), position)
 
-    def unreserve(self, slots: Slots, holder: int, position: int, used: int) -> None:
-        """Undo a reservation whose answer nobody took, unless the holder went on meanwhile."""
+    def unreserve(self, slots: Slots, holder: int, position: int, used: int) -> bool:
+        """Undo a reservation whose answer nobody took; return whether it was undone.
+
+        It is not when the holder went on meanwhile: the slots then stay with the holder.
+        """
+        if holder == ANONYMOUS:
+            self.allocator.release(slots)
+            return True
         holding = self.holdings.get(holder)
-        if holding is None:
-            if holder == ANONYMOUS:
-                self.allocator.release(slots)
-        elif holding.used == position + used:
-            self.allocator.release(holding.shrink(position, self.page_size))
-            if not holding.total:
-                del self.holdings[holder]
+        if holding is None or holding.used != position + used:
+            return False
+        if not np.array_equal(holding.slots()[position : position + len(slots)], slots):
+            return False
+        self.allocator.release(holding.shrink(position, self.page_size))
+        if not holding.total:
+            del self.holdings[holder]
+        return True
 
     def release_holding(self, holder: int) -> int:
         """Free all that `holder` holds; return how many slots. Idempotent."""
@@ -336,11 +343,11 @@ class TreeComponent(ABC):
         return f"{self.name}: {held}, locks {data.lock_ref}"
 
     @abstractmethod
-    def audit(self, locked: dict[int, int], allocated: dict[int, int]) -> list[Violation]:
+    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
         """Recount everything from scratch. O(N + pool).
 
-        `locked` maps node id to live receipts on it, `allocated` maps holder to the slots it asked
-        for, as the coordinator's ledger has them.
+        `locked` maps node id to live receipts on it, `ledger` maps holder to the request's id and
+        the slots it asked for, as the coordinator has them.
         """
 
     @abstractmethod

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
@@ -29,6 +31,8 @@ from radixtide.tree.key import RadixKey
 
 INT64_MAX = 2**63 - 1
 
+P = TypeVar("P", InsertParams, AllocateParams, EvictParams)
+
 
 def expect(value: object, kind: type, name: str) -> None:
     """Raise InvalidInput unless `value` is a `kind` (a bool is no int here)."""
@@ -39,12 +43,24 @@ def expect(value: object, kind: type, name: str) -> None:
     raise InvalidInput(f"{name} must be {kind.__name__}, not {type(value).__name__}")
 
 
-def _count(value: object, name: str) -> None:
-    """Raise InvalidInput unless `value` is an int in [0, 2**63)."""
-    expect(value, int, name)
+def as_count(value: object, name: str) -> int:
+    """Return an integer in [0, 2**63), also from NumPy's. Raises InvalidInput."""
+    if value.__class__ is not int:
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+            raise InvalidInput(f"{name} must be int, not {type(value).__name__}")
+        value = int(value)
     assert isinstance(value, int)
-    if not 0 <= value <= INT64_MAX:
-        raise InvalidInput(f"{name} must be in [0, 2**63), not {value}")
+    if value < 0:
+        raise InvalidInput(f"{name} is negative: {value}")
+    if value > INT64_MAX:
+        raise InvalidInput(f"{name} {value} does not fit 64 bits")
+    return value
+
+
+def _replace(params: P, **counts: tuple[object, int]) -> P:
+    """Return `params` with plain integers where a caller gave NumPy's."""
+    changed = {name: new for name, (old, new) in counts.items() if old is not new}
+    return msgspec.structs.replace(params, **changed) if changed else params
 
 
 def as_seconds(value: object, name: str) -> float:
@@ -56,55 +72,52 @@ def as_seconds(value: object, name: str) -> float:
     return float(value)
 
 
-def check_match(params: MatchPrefixParams) -> None:
+def check_match(params: MatchPrefixParams) -> MatchPrefixParams:
     """Check the types in `params`."""
     expect(params, MatchPrefixParams, "params")
     if params.key.__class__ is not RadixKey:
         expect(params.key, RadixKey, "key")
     if params.req is not None:
         check_request(params.req)
+    return params
 
 
-def check_insert(params: InsertParams) -> None:
+def check_insert(params: InsertParams) -> InsertParams:
     """Check the types in `params`; slots are checked where they are used."""
     expect(params, InsertParams, "params")
     if params.key.__class__ is not RadixKey:
         expect(params.key, RadixKey, "key")
-    _count(params.prev_prefix_len, "prev_prefix_len")
-    _priority(params.priority)
-    if params.component_evicted_seqlens:
-        expect(params.component_evicted_seqlens, dict, "component_evicted_seqlens")
-        for name, length in params.component_evicted_seqlens.items():
+    prev = as_count(params.prev_prefix_len, "prev_prefix_len")
+    if params.priority.__class__ is not int or abs(params.priority) > INT64_MAX:
+        raise InvalidInput(f"priority must be an int of 64 bits, not {params.priority!r}")
+    lengths = params.component_evicted_seqlens
+    if lengths or lengths.__class__ is not dict:
+        expect(lengths, dict, "component_evicted_seqlens")
+        for name, length in lengths.items():
             expect(name, str, "a name in component_evicted_seqlens")
-            _count(length, f"component_evicted_seqlens[{name!r}]")
-    elif params.component_evicted_seqlens.__class__ is not dict:
-        expect(params.component_evicted_seqlens, dict, "component_evicted_seqlens")
+            as_count(length, f"component_evicted_seqlens[{name!r}]")
+    return _replace(params, prev_prefix_len=(params.prev_prefix_len, prev))
 
 
-def _priority(value: object) -> None:
-    expect(value, int, "priority")
-    assert isinstance(value, int)
-    if abs(value) > INT64_MAX:
-        raise InvalidInput(f"priority {value} does not fit 64 bits")
-
-
-def check_allocate(params: AllocateParams) -> None:
+def check_allocate(params: AllocateParams) -> AllocateParams:
     """Check the types in `params`."""
     expect(params, AllocateParams, "params")
-    _count(params.num_tokens, "num_tokens")
+    tokens = as_count(params.num_tokens, "num_tokens")
     if params.swa_num_tokens is not None:
-        _count(params.swa_num_tokens, "swa_num_tokens")
-    _count(params.mamba_num, "mamba_num")
+        as_count(params.swa_num_tokens, "swa_num_tokens")
+    as_count(params.mamba_num, "mamba_num")
     if params.req is not None:
         check_request(params.req)
+    return _replace(params, num_tokens=(params.num_tokens, tokens))
 
 
-def check_evict(params: EvictParams) -> None:
+def check_evict(params: EvictParams) -> EvictParams:
     """Check the types in `params`."""
     expect(params, EvictParams, "params")
-    _count(params.num_tokens, "num_tokens")
-    _count(params.swa_num_tokens, "swa_num_tokens")
-    _count(params.mamba_num, "mamba_num")
+    tokens = as_count(params.num_tokens, "num_tokens")
+    as_count(params.swa_num_tokens, "swa_num_tokens")
+    as_count(params.mamba_num, "mamba_num")
+    return _replace(params, num_tokens=(params.num_tokens, tokens))
 
 
 def check_handle(node: NodeHandle) -> None:
@@ -133,6 +146,9 @@ def check_request(req: Request) -> None:
             raise InvalidRequest(f"request {req.rid!r}: {name} must be an int, not {value!r}")
     for name in ("req_pool_idx", "kv_committed_len"):
         value = getattr(req, name)
+        if isinstance(value, np.integer):
+            value = int(value)
+            setattr(req, name, value)
         if value is not None and (value.__class__ is not int or abs(value) > INT64_MAX):
             raise InvalidRequest(
                 f"request {req.rid!r}: {name} must be an int or None, not {value!r}"

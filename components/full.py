@@ -315,9 +315,9 @@ class FullComponent(TreeComponent):
 
     # -- soundness ------------------------------------------------------------------
 
-    def audit(self, locked: dict[int, int], allocated: dict[int, int]) -> list[Violation]:
+    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
         """Recount everything from scratch. O(N + pool)."""
-        return audit_full(self, locked, allocated)
+        return audit_full(self, locked, ledger)
 
     def rebuild(self, locked: dict[int, int], holders: set[int]) -> list[Node]:
         """Recompute counts, sizes, order and books from values and receipts. O(N + pool)."""

@@ -44,7 +44,7 @@ def tree_slots(full: FullComponent, nodes: Sequence[Node]) -> Slots:
 
 
 def audit_full(
-    full: FullComponent, locked: dict[int, int], allocated: dict[int, int]
+    full: FullComponent, locked: dict[int, int], ledger: dict[int, tuple[str, int]]
 ) -> list[Violation]:
     """Return all that is wrong with the Full component's records, sizes, order and slots."""
     found: list[Violation] = []
@@ -52,7 +52,7 @@ def audit_full(
     _audit_values(full, nodes, found)
     _audit_locks(full, nodes, locked, found)
     _audit_order(full, nodes, found)
-    found.extend(audit_pool(full, tree_slots(full, nodes), allocated))
+    found.extend(audit_pool(full, tree_slots(full, nodes), ledger))
     return found
 
 

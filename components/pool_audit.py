@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def audit_pool(
-    component: TreeComponent, tree_slots: Slots, allocated: dict[int, int]
+    component: TreeComponent, tree_slots: Slots, ledger: dict[int, tuple[str, int]]
 ) -> list[Violation]:
     """Compare the pool's books with what tree and holders really have. O(pool).
 
-    `tree_slots`: the device slots of all nodes of `component`. `allocated`: slots asked for by
-    holder, as the ledger has them.
+    `tree_slots`: the device slots of all nodes of `component`. `ledger`: request id and slots
+    asked for by holder, as the coordinator has them.
     """
     found: list[Violation] = []
     allocator = component.allocator
@@ -49,15 +49,13 @@ def audit_pool(
             report("slots", f"request holder {holder} lists slots that the books give to others")
         if not 0 <= holding.used <= holding.total or holding.total != len(holding.slots()):
             report("counts", f"holder {holder} uses {holding.used} of {holding.total} slots")
-    for holder in sorted(set(allocated) | set(component.holdings)):
+    for holder in sorted(set(ledger) | set(component.holdings)):
         used = component.holdings[holder].used if holder in component.holdings else 0
-        if holder not in allocated:
+        if holder not in ledger:
             report("ledger", f"holder {holder} holds slots, but is no request in the ledger")
-        elif used != allocated[holder]:
-            report(
-                "ledger",
-                f"holder {holder} uses {used} slots, the ledger says {allocated[holder]}",
-            )
+        elif used != ledger[holder][1]:
+            rid, asked = ledger[holder]
+            report("ledger", f"request {rid!r} uses {used} slots, the ledger says {asked}")
     free = allocator.free_pages()
     np.add.at(claims, free, 1)
     if (twice := np.flatnonzero(claims > 1)).size:

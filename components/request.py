@@ -45,6 +45,14 @@ class Request(msgspec.Struct, kw_only=False, dict=False):
     mamba_pool_idx: int | None = None
     counted_len: int = 0
 
+    def forget(self) -> None:
+        """Clear what the cache wrote: the request holds nothing any more."""
+        self.prefix_indices = None
+        self.last_node = None
+        self.cache_protected_len = 0
+        self.lock = None
+        self.counted_len = 0
+
     def tokens(self) -> npt.NDArray[np.int64]:
         """Return input and output tokens, int64, shape (N,). Cost O(N). Raises InvalidKey."""
         return self.segment(0, len(self.origin_input_ids) + len(self.output_ids))

@@ -206,9 +206,7 @@ def whose_slots(cache: UnifiedRadixCache, mine: Any) -> dict[str, tuple[Any, str
     full = cache._components[0]
     (holding,) = full.holdings.values()
     request = holding.slots()[:8]
-    tree = next(
-        value for node in full.tree if (value := full.data(node).value) is not None
-    )
+    tree = next(value for node in full.tree if (value := full.data(node).value) is not None)
     return {
         "of the tree": (tree[:8], "is the tree's, not the caller's"),
         "of a request": (request, "held by another request"),
@@ -312,7 +310,9 @@ async def test_slots_of_a_component_that_the_cache_has_not_can_not_be_freed(
     full_of_life: UnifiedRadixCache, component: Any
 ) -> None:
     mine = await take(full_of_life, 4)
-    async with refused_and_unchanged(full_of_life, InvalidInput, "no component .* it has full"):
+    async with refused_and_unchanged(
+        full_of_life, InvalidInput, "no component .* it has full|component must be"
+    ):
         await full_of_life.free(mine, component)
     await full_of_life.free(mine)
 
@@ -330,7 +330,9 @@ async def test_an_unaligned_or_negative_prev_prefix_len_is_refused(
 ) -> None:
     cache = full_of_life
     mine = (await take(cache, 16)).numpy()
-    async with refused_and_unchanged(cache, InvalidInput, f"{prev} is not a multiple of page size"):
+    async with refused_and_unchanged(
+        cache, InvalidInput, rf"prev_prefix_len .*{prev}|prev_prefix_len {prev} "
+    ):
         await cache.insert(InsertParams(key=key(16), value=mine, prev_prefix_len=prev))
     await cache.free(mine)
 
@@ -373,12 +375,12 @@ async def test_what_belongs_to_other_components_is_refused(
 
 
 NEGATIVE: dict[str, tuple[Call, str]] = {
-    "allocate": (lambda c: c.allocate(AllocateParams(num_tokens=-1)), "-1 is negative"),
+    "allocate": (lambda c: c.allocate(AllocateParams(num_tokens=-1)), "num_tokens.*-1"),
     "allocate swa": (lambda c: c.allocate(AllocateParams(swa_num_tokens=-1)), "swa"),
     "allocate mamba": (lambda c: c.allocate(AllocateParams(mamba_num=-1)), "mamba"),
-    "evict": (lambda c: c.evict(EvictParams(num_tokens=-4)), "negative"),
-    "evict swa": (lambda c: c.evict(EvictParams(swa_num_tokens=-4)), "negative"),
-    "evict mamba": (lambda c: c.evict(EvictParams(mamba_num=-1)), "negative"),
+    "evict": (lambda c: c.evict(EvictParams(num_tokens=-4)), "num_tokens.*-4"),
+    "evict swa": (lambda c: c.evict(EvictParams(swa_num_tokens=-4)), "swa_num_tokens.*-4"),
+    "evict mamba": (lambda c: c.evict(EvictParams(mamba_num=-1)), "mamba_num.*-1"),
     "print": (lambda c: c.pretty_print(-1), "max_nodes"),
 }
 
@@ -394,10 +396,8 @@ async def test_a_negative_count_is_refused(
 @pytest.mark.parametrize(
     "ttl", [math.nan, math.inf, -math.inf, 0, 0.0, -1, "1", None, [1.0]], ids=repr
 )
-async def test_a_ttl_is_a_positive_finite_number(
-    full_of_life: UnifiedRadixCache, ttl: Any
-) -> None:
-    async with refused_and_unchanged(full_of_life, InvalidInput, "ttl|int or float"):
+async def test_a_ttl_is_a_positive_finite_number(full_of_life: UnifiedRadixCache, ttl: Any) -> None:
+    async with refused_and_unchanged(full_of_life, InvalidInput, "ttl"):
         await full_of_life.pin(key(8), ttl)
 
 

@@ -243,22 +243,6 @@ async def test_a_request_with_a_field_of_the_wrong_type_matches_nothing(
             await match(cache, key(12), req=req, lock=True)
 
 
-async def test_numbers_of_numpy_are_numbers(make_cache: MakeCache) -> None:
-    async with make_cache() as cache:
-        mine = await cache.allocate(make(AllocateParams, num_tokens=np.int64(8)))
-        stored = await cache.insert(
-            make(
-                InsertParams,
-                key=key(8),
-                value=mine.indices,
-                prev_prefix_len=np.int64(0),
-                priority=np.int32(3),
-            )
-        )
-        assert stored.adopted == ((0, 8),)
-        assert (await cache.evict(make(EvictParams, num_tokens=np.int64(4)))).num_tokens_evicted == 8
-
-
 async def test_a_hundred_bad_calls_do_not_take_the_cache_down(make_cache: MakeCache) -> None:
     async with make_cache() as cache:
         await store(cache, key(8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -153,7 +154,7 @@ async def test_a_long_mailbox_is_drained_in_batches_and_others_get_their_turn(
 
     await other()
     # Between two turns of the other task at most one batch was handled.
-    steps = [after - before for before, after in zip(seen, seen[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(seen)]
     assert steps
     assert max(steps) <= 10
 
@@ -164,9 +165,7 @@ async def test_actors_that_keep_each_other_busy_do_not_starve_a_task() -> None:
 
     def again(envelope: Envelope, reply: Any, error: BaseException | None) -> None:
         if alive:
-            at.system.send(
-                at.system.envelope("test", at.cell, Look(), gives=True, on_reply=again)
-            )
+            at.system.send(at.system.envelope("test", at.cell, Look(), gives=True, on_reply=again))
 
     for _ in range(8):
         at.system.send(at.system.envelope("test", at.cell, Look(), gives=True, on_reply=again))

@@ -92,7 +92,7 @@ async def test_a_crash_after_a_told_message_has_one_effect() -> None:
 
 @pytest.mark.parametrize("plant", [CrashBefore, CrashAfter])
 async def test_a_crash_of_the_asked_actor_does_not_disturb_a_conversation(
-    plant: type[CrashBefore] | type[CrashAfter],
+    plant: type[CrashBefore | CrashAfter],
 ) -> None:
     at = Stage(direct=False, keepers=2)
     at.system.add_interceptor(plant("Note", "keeper1"))

@@ -10,15 +10,15 @@ from radixtide.configs.errors import InvalidInput, OutOfSlots
 class ReqToTokenPool:
     """``rows``: int64 tensor on the CPU, shape (max_requests, max_context).
 
-    A scheduler takes a row for a request and sets ``req.req_pool_idx``; from then on the cache
-    writes the row, and frees it when the request finishes or is aborted.
+    A position that nobody wrote is -1. A scheduler takes a row for a request and sets
+    ``req.req_pool_idx``; from then on the cache writes the row, and frees it when the request
+    finishes or is aborted.
     """
 
     def __init__(self, max_requests: int, max_context: int) -> None:
         self.max_requests = max_requests
         self.max_context = max_context
         self.rows = torch.zeros((max_requests, max_context), dtype=torch.int64)
-        self._numpy = self.rows.numpy()
         self._free = list(range(max_requests - 1, -1, -1))
         self._taken = [False] * max_requests
 
@@ -28,7 +28,7 @@ class ReqToTokenPool:
         return len(self._free)
 
     def alloc(self) -> int:
-        """Take a row and return its index. Raises OutOfSlots when all are taken."""
+        """Take a row, clear it, and return its index. Raises OutOfSlots when all are taken."""
         if not self._free:
             raise OutOfSlots(
                 {
@@ -44,6 +44,8 @@ class ReqToTokenPool:
             )
         row = self._free.pop()
         self._taken[row] = True
+        # What an earlier request left must not be taken for slots of this one.
+        self.rows[row].fill_(-1)
         return row
 
     def free(self, row: int) -> None:

@@ -1,14 +1,16 @@
 """Ghosts: a bounded memory of what was evicted, so that a miss can say why.
 
 A ghost is named by the *lineage* of the parent and the first page of the evicted node. A node that
-comes back to a ghost's place, with the ghost's end, takes over its lineage; so the ghosts of its
-former children are found again under it. Memory: one small record an evicted node, at most
-``capacity``; cost O(page) a call.
+comes back to a ghost's place with the ghost's whole key takes over its lineage; so the ghosts of
+its former children are found again under it. Memory: one small record an evicted node, at most
+``capacity``; cost O(page) a lookup and O(key) at memory speed an eviction.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+
+from xxhash import xxh3_64_intdigest
 
 from radixtide.tree.node import Node
 
@@ -20,7 +22,7 @@ class GhostList:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        # The name is a hash: a collision could only misname the reason of a miss.
+        # Names and keys are hashes: a collision could only misname the reason of a miss.
         self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -30,7 +32,8 @@ class GhostList:
         """Note that `node`, still linked to its parent, is evicted."""
         if not self._capacity or node.parent is None:
             return
-        self._ghosts[hash((node.parent.lineage, node.edge))] = (node.lineage, node.end)
+        name = hash((node.parent.lineage, node.edge))
+        self._ghosts[name] = (node.lineage, xxh3_64_intdigest(node.piece))
         if len(self._ghosts) > self._capacity:
             self._ghosts.popitem(last=False)
 
@@ -43,7 +46,7 @@ class GhostList:
         if not self._ghosts or node.parent is None:
             return
         ghost = self._ghosts.pop(hash((node.parent.lineage, node.edge)), None)
-        if ghost is not None and ghost[1] == node.end:
+        if ghost is not None and ghost[1] == xxh3_64_intdigest(node.piece):
             node.lineage = ghost[0]
 
     def clear(self) -> None:

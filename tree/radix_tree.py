@@ -189,7 +189,7 @@ class RadixTree:
         end = walk.limit
         piece = walk.key.piece(begin, end)
         leaf = self._new_node(parent, piece, self.edge_of(walk, begin), walk.base + end)
-        leaf.created = self.clock
+        leaf.created = leaf.id
         leaf.touch = parent.touch
         if parent.children is NO_CHILDREN:
             parent.children = {}

@@ -453,7 +453,7 @@ DAMAGES: tuple[Damage, ...] = (
     Damage(
         "the_ledger_and_the_books_disagree_on_what_a_request_uses",
         "ledger",
-        "request 'r'",
+        r"holder \d+ uses 6 slots, the ledger says 5",
         lambda w: setattr(w.entry, "allocated", 5),
     ),
     Damage(

@@ -91,6 +91,13 @@ async def checked(
             await assert_sound(cache)
 
 
+def open_cache(
+    *, audit: bool = True, **overrides: Any
+) -> AbstractAsyncContextManager[UnifiedRadixCache]:
+    """Open a cache of ``make_config(**overrides)``, for tests of one mode of delivery."""
+    return checked(make_config(**overrides), audit=audit)
+
+
 async def assert_sound(cache: UnifiedRadixCache) -> None:
     """Assert that the audit finds nothing and that no actor failed unheard."""
     report = await cache.audit()

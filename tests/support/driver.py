@@ -150,11 +150,16 @@ class Driver:
         self._namespaces = {RadixKey([1], *names).namespace: names for names in NAMESPACES}
 
     def close(self) -> None:
-        """Close the cache and the loop."""
-        self.run(self.cache.close())
-        unheard = system_of(self.cache).unheard_errors
-        self.loop.close()
-        assert not unheard
+        """Close the cache and the loop; no error may have gone unheard."""
+        self.discard()
+        assert not system_of(self.cache).unheard_errors
+
+    def discard(self) -> None:
+        """Close the loop of a cache that may be broken."""
+        try:
+            self.run(self.cache.close())
+        finally:
+            self.loop.close()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
         """Run one coroutine to its end."""

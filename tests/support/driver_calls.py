@@ -288,7 +288,8 @@ class Steps(Driver):
             result, found = both
             self._check_match(result, found.slots, found.reasons, live.held.namespace, tokens)
             if live.by_row:
-                live.row = list(found.slots)
+                self.loose += sorted(self.model.numbers(live.row) & self.model.loose)
+                live.row, live.spare = list(found.slots), []
         self.settle()
 
     def write_row(self, live: Live) -> None:

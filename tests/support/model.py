@@ -82,6 +82,7 @@ class Model:
         self.children: Counter[Name] = Counter()
         self.free = set(range(pages))
         self.clock = 0
+        self.born = 0
         # What was evicted and is not back; with the page it was cut from, where that is certain.
         self.gone: dict[Name, Page | None] = {}
         self.certain: set[Name] = set()
@@ -127,23 +128,27 @@ class Model:
 
     # -- match, insert --------------------------------------------------------------
 
-    def touch(self, path: list[Page], counted: int, hit_from: int = 0) -> None:
-        """Touch `path`; nodes below depth `hit_from` that end beyond `counted` are hit."""
+    def touch(self, path: list[Page]) -> None:
+        """Touch `path`, one access time for all of it."""
         self.clock += 1
+        for page in path:
+            page.touch = self.clock
+
+    def hit(self, path: list[Page], counted: int, below: int = 0) -> None:
+        """Count a hit on each node of `path` below depth `below` that ends beyond `counted`."""
         end = 0
         for page in reversed(path):
             if page.cut:
                 end = page.depth
-            page.touch = self.clock
-            if end > counted and page.depth > hit_from:
-                page.hits += 1
+            page.hits += end > counted and page.depth > below
 
     def match(self, namespace: Namespace, tokens: Tokens, counted: int = 0) -> Match:
         """Match a key: touch what it covers, end a node where it ends."""
         path = self.path(namespace, tokens)
         if path:
             path[-1].cut = True
-            self.touch(path, counted)
+            self.touch(path)
+            self.hit(path, counted)
         slots = [slot for page in path for slot in page.slots]
         return Match(slots, self._reasons(namespace, tokens, path), path[-1] if path else None)
 
@@ -171,8 +176,13 @@ class Model:
         prev: int = 0,
         counted: int = 0,
         priority: int = 0,
+        running: bool = False,
     ) -> Insertion:
-        """Give `slots`, those of the units from `base` on, to the tree; free the duplicates."""
+        """Give `slots`, those of the units from `base` on, to the tree.
+
+        `running`: for a request that goes on; its lock covers the path, which is touched when it
+        lets go.
+        """
         path = self.path(namespace, tokens)
         end = self.aligned(self.units(tokens))
         matched = len(path) * self.page
@@ -180,7 +190,11 @@ class Model:
             return Insertion(matched, end, [], path[-1] if path else None)
         if path:
             path[-1].cut = True
-        self.touch(path, counted, base)
+        if not running:
+            self.touch(path)
+        self.hit(path, counted, base)
+        touch = path[-1].touch if path else self.clock
+        self.born += 1
         for page in path:
             if page.depth > base:
                 page.priority = max(page.priority, priority) if priority else page.priority
@@ -188,7 +202,7 @@ class Model:
         for depth in range(matched + self.page, end + 1, self.page):
             name = self.name(namespace, tokens, depth)
             own = tuple(slots[depth - self.page - base : depth - base])
-            self.pages[name] = Page(name, depth, own, self.clock, self.clock, priority, end)
+            self.pages[name] = Page(name, depth, own, touch, self.born, priority, end)
             if depth > self.page:
                 self.children[self.name(namespace, tokens, depth - self.page)] += 1
             self.gone.pop(name, None)

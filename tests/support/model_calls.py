@@ -200,12 +200,20 @@ class ModelCache(Model):
         return committed
 
     def _insert_own(
-        self, held: Held, tokens: Tokens, committed: int, priority: int, row: list[int] | None
+        self,
+        held: Held,
+        tokens: Tokens,
+        committed: int,
+        priority: int,
+        row: list[int] | None,
+        running: bool,
     ) -> Insertion:
         base = held.protected
         own = held.own if row is None or held.used else row[base:committed]
         counted = max(held.counted, base)
-        done = self.insert(held.namespace, tokens[:committed], own, base, base, counted, priority)
+        done = self.insert(
+            held.namespace, tokens[:committed], own, base, base, counted, priority, running
+        )
         given = own[: max(done.end - base, 0)]
         if own is held.own:
             held.own = own[len(given) :]
@@ -230,7 +238,7 @@ class ModelCache(Model):
         base = held.protected
         if self.aligned(self.units(tokens[:committed])) <= base:
             return base, base, 0
-        done = self._insert_own(held, tokens, committed, priority, row)
+        done = self._insert_own(held, tokens, committed, priority, row, running=True)
         self.lock(done.last)
         self.unlock(held.lock)
         held.locked, held.lock, held.protected = True, done.last, done.end
@@ -252,17 +260,20 @@ class ModelCache(Model):
         freed = 0
         by_row = row is not None and not held.used
         if is_insert and self.aligned(self.units(tokens[:committed])) > base:
-            done = self._insert_own(held, tokens, committed, priority, row)
+            done = self._insert_own(held, tokens, committed, priority, row, running=False)
             length, matched, freed = done.end, done.matched, len(done.duplicates)
         if by_row and row is not None:
             # The tail's pages go whole.
             tail = self.numbers(row[length:committed])
             self.release_loose(tail)
             freed += len(tail) * self.page
-        return length, matched, freed + self.abort(held)
+        return length, matched, freed + self.abort(held, touch=length == base)
 
-    def abort(self, held: Held) -> int:
+    def abort(self, held: Held, touch: bool = True) -> int:
         """Free all that a request holds; return the slots freed."""
+        if held.lock is not None and touch:
+            # It was in use until now.
+            self.touch(list(self.above(held.lock)))
         self.unlock(held.lock)
         freed = len(held.own)
         self.free |= self.numbers(held.own)

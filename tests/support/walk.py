@@ -72,28 +72,35 @@ class Walk:
         """Take `count` steps; a failure tells the seed and the step."""
         for at in range(count):
             move = self.moves[self.below(len(self.moves))]
-            try:
-                move()
-            except BaseException as error:
-                error.add_note(
-                    f"{self.setup}, seed {self.seed}, step {at} ({move.__name__}); last calls:\n"
-                    + "\n".join(self.steps.transcript[-5:])
-                )
-                raise
+            self._guarded(move, f"step {at}")
 
     def close(self) -> None:
         """Give everything back, and check that nothing is left."""
+        self._guarded(self._give_back, "at the end")
+        self.steps.close()
+
+    def _guarded(self, move: Callable[[], None], when: str) -> None:
+        try:
+            move()
+        except BaseException as error:
+            calls = "\n".join(self.steps.transcript[-5:])
+            error.add_note(
+                f"{self.setup}, seed {self.seed}, {when} ({move.__name__}); last calls:\n{calls}"
+            )
+            self.steps.discard()
+            raise
+
+    def _give_back(self) -> None:
         steps = self.steps
         for live in list(steps.live):
             steps.abort(live)
         while steps.receipts:
             steps.unlock(0)
-        for namespace, tokens in self.pinned:
+        for namespace, tokens in list(steps.model.pins):
             steps.unpin(namespace, tokens)
         steps.free(list(steps.loose))
         steps.evict(steps.model.size)
         assert steps.model.sizes()["free"] == steps.model.size
-        steps.close()
 
     # -- choices ---------------------------------------------------------------------
 
