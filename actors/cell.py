@@ -136,7 +136,7 @@ class Cell:
     def crashed_now(self, message: Any, error: Exception, applied: bool = False) -> Any:
         """Restart after a crash in the sender's stack; REDELIVER, or ActorFailed if `applied`."""
         self.restart(error)
-        if applied or not self.open:
+        if applied or not self.open or self.system.limits.deliveries_max == 1:
             raise self.failure(message, error) from error
         return REDELIVER
 

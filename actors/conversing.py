@@ -259,6 +259,7 @@ class ConversingCell(Cell):
         value, error = _combine(exchange.replies, exchange.many)
         envelope = exchange.envelope
         refused: BaseException | None = None
+        started = perf_counter()
         try:
             try:
                 value = self._drive(
@@ -272,6 +273,7 @@ class ConversingCell(Cell):
         except Exception as crash:  # noqa: BLE001  # any crash is the supervisor's
             self.crash(envelope, crash)
             return
+        self.times.add_handling(perf_counter() - started)
         self.reply(envelope, value, refused)
         self.free()
 
@@ -314,6 +316,7 @@ class ConversingCell(Cell):
                 silent.append(asked)
                 # Handled, but the answer is on its way or lost: what it owns goes back.
                 reply = asked.receiver.answered.pop(asked.correlation, None)
+                asked.settled = reply is not None
             if reply is not None and reply[1] is None:
                 self.system.dropped(asked, reply[0])
         return silent

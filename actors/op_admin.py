@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import AuditAll, PinKey, Print, Repair, Reset, UnpinKey
-from radixtide.actors.messages import Audit, Clear, Describe, GetSizes, Lock, LockSplit, Rebuild
+from radixtide.actors.messages import (
+    Audit,
+    Clear,
+    Describe,
+    GetSizes,
+    Lock,
+    LockSplit,
+    Rebuild,
+    Validate,
+)
 from radixtide.actors.op_evict import drop_pin, expire_pins
 from radixtide.actors.pins import Pin
 from radixtide.actors.state import State
@@ -40,6 +49,9 @@ def pin_key(state: State, p: PinKey) -> Conversation:
             f"pinning {cost} more units would exceed the budget: {board.units} of "
             f"{board.budget} (pins.budget) are pinned; unpin others or raise it"
         )
+    if walk.inside is not None:
+        # A plan first: nothing is split for a component that does not answer.
+        yield state.all(Validate(walk.path, walk.inside, walk.inside_units))
     split = state.split_inside(walk)
     node = walk.last
     records = yield state.all(LockSplit(node, split) if split is not None else Lock(node))

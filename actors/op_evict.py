@@ -61,10 +61,13 @@ def remove_nodes(state: State, victims: list[Any]) -> Generator[Any, Any, int]:
     return freed
 
 
-def expire_pins(state: State) -> Generator[Any, Any, None]:
-    """Release the pins whose time is over."""
+def expire_pins(state: State) -> Generator[Any, Any, int]:
+    """Release the pins whose time is over; return how many."""
+    dropped = 0
     while (pin := state.pins.next_expired(state.clock())) is not None:
         yield from drop_pin(state, pin)
+        dropped += 1
+    return dropped
 
 
 def drop_pin(state: State, pin: Any) -> Generator[Any, Any, None]:
@@ -99,9 +102,7 @@ def allocate(state: State, p: AllocateParams) -> Conversation:
     evicted = NO_EVICTION
     try:
         reply = yield state.full, Reserve(wanted, holder)
-        if isinstance(reply, Shortage):
-            # Pins whose time is over are evictable, but not released yet.
-            yield from expire_pins(state)
+        if isinstance(reply, Shortage) and (yield from expire_pins(state)):
             reply = yield state.full, Reserve(wanted, holder)
         if isinstance(reply, Shortage):
             sizes = reply.sizes

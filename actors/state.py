@@ -263,7 +263,7 @@ class State:
         at = node
         while at.parent is not None:
             at.touch = touch
-            if at.priority < priority:
+            if priority and at.priority < priority:
                 at.priority = priority
             at = at.parent
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.generators import Tokens, Workload
@@ -51,11 +52,12 @@ class WrongAnswerError(AssertionError):
 class Running(msgspec.Struct):
     """A request as the driver sees it.
 
-    ``row``: slots of its first ``len(row)`` tokens; ``owned``: leading tokens whose slots are the
+    ``row``: slots of its first ``len(row)`` tokens, kept as an array, which the cache takes as
+    gladly as a tensor and which is cheaper to slice; ``owned``: leading tokens whose slots are the
     cache's.
     """
 
-    row: torch.Tensor
+    row: npt.NDArray[np.int64]
     owned: int
     lock: LockReceipt
 
@@ -215,21 +217,21 @@ class Driver:
     async def _start(self, tokens: Tokens, tag: str | None) -> Running:
         node, indices = await self._match(tokens, tag)
         receipt = await self._lock(node, tag, len(indices))
-        return Running(row=indices, owned=len(indices), lock=receipt)
+        return Running(row=indices.numpy(), owned=len(indices), lock=receipt)
 
     async def _extend(self, request: Running, tokens: Tokens, tag: str | None) -> None:
         result = await self._insert(request, tokens, tag)
         length = result.inserted_len
         cache = self.cache
         t0 = now()
-        row = await cache.device_indices(result.last_device_node)
+        indices = await cache.device_indices(result.last_device_node)
         self.recorder.add("indices_after_insert", tag, now() - t0, length)
         if self.verify:
-            self._check_content(tokens, row)
+            self._check_content(tokens, indices)
         old = request.lock
         request.lock = await self._lock(result.last_device_node, tag, length)
         await self._unlock(old, tag, length)
-        request.row, request.owned = row, length
+        request.row, request.owned = indices.numpy(), length
 
     async def _finish(self, request: Running, tokens: Tokens, tag: str | None) -> None:
         result = await self._insert(request, tokens, tag)
@@ -244,12 +246,12 @@ class Driver:
         if short > 0:
             await self._evict("evict_for_alloc", short, tag)
         allocated = await self.cache.allocate(AllocateParams(num_tokens=need))
-        fresh = allocated.indices
+        fresh = allocated.indices.numpy()
         # Lengths are whole pages here, so there is no rest of a last page to give back.
         self.free -= len(fresh)
         if self.verify:
-            self._content[fresh.numpy()] = tokens[have:length]
-        request.row = torch.cat((request.row, fresh)) if have else fresh
+            self._content[fresh] = tokens[have:length]
+        request.row = np.concatenate((request.row, fresh)) if have else fresh
 
     def _aligned(self, length: int) -> int:
         return length - length % self.page

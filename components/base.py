@@ -271,15 +271,15 @@ class TreeComponent(ABC):
         allocator = self.allocator
         if holder == ANONYMOUS:
             pages = allocator.whole_pages(slots)
-            if pages * self.page_size > allocator.free:
-                return Shortage(pages * self.page_size, self.sizes())
+            if pages * allocator.page_size > allocator.free:
+                return Shortage(pages * allocator.page_size, self.sizes())
             return Reserved(allocator.take(pages, holder), 0)
         holding = self.holdings.get(holder)
         room = holding.room if holding is not None else 0
         fresh = max(slots - room, 0)
         pages = allocator.whole_pages(fresh)
-        if pages * self.page_size > allocator.free:
-            return Shortage(pages * self.page_size, self.sizes())
+        if pages * allocator.page_size > allocator.free:
+            return Shortage(pages * allocator.page_size, self.sizes())
         if holding is None:
             holding = self.holdings[holder] = Holding(holder)
         position = holding.used
@@ -298,6 +298,7 @@ class TreeComponent(ABC):
         It is not when the holder went on meanwhile: the slots then stay with the holder.
         """
         if holder == ANONYMOUS:
+            self.allocator.check(slots, ANONYMOUS)
             self.allocator.release(slots)
             return True
         holding = self.holdings.get(holder)
@@ -305,7 +306,7 @@ class TreeComponent(ABC):
             return False
         if not np.array_equal(holding.slots()[position : position + len(slots)], slots):
             return False
-        self.allocator.release(holding.shrink(position, self.page_size))
+        self.allocator.release(holding.shrink(position, self.allocator.page_size))
         if not holding.total:
             del self.holdings[holder]
         return True

@@ -7,10 +7,11 @@ import re
 import pytest
 
 from radixtide import Violation
-from support.broken import DAMAGES, PIN_BUDGET, Damage, populate
+from support.broken import DAMAGES, Damage
 from support.caches import MakeCache, key, match, store
 from support.interceptors import CrashBefore
 from support.rooms import ROOT, sources
+from support.world import PIN_BUDGET, populate
 
 EVERY = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
 DERIVED = pytest.mark.parametrize(

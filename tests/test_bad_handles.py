@@ -35,7 +35,7 @@ from support.snapshots import as_int64, refused_and_unchanged
 Call = Callable[[UnifiedRadixCache], Awaitable[Any]]
 
 
-# -- handles and receipts ------------------------------------------------------------------------------
+# -- handles and receipts ------------------------------------------------------------------------
 
 
 async def test_a_receipt_is_released_once(full_of_life: UnifiedRadixCache) -> None:
@@ -162,12 +162,12 @@ async def test_a_hold_of_a_stale_match_locks_nothing(make_cache: MakeCache) -> N
         await store(cache, key(8))
         found = await match(cache, key(8))
         await cache.evict(EvictParams(num_tokens=8))
-        async with refused_and_unchanged(cache, StaleNode, "match again"):
-            async with cache.hold(found):
-                pytest.fail("a stale match was locked")
+        hold = cache.hold(found)
+        async with refused_and_unchanged(cache, StaleNode, "match again"), hold:
+            pytest.fail("a stale match was locked")
 
 
-# -- life of the cache -----------------------------------------------------------------------------------
+# -- life of the cache ---------------------------------------------------------------------------
 
 ANY_RECEIPT = LockReceipt(1, NodeHandle(1, 0, 0), 1)
 ANY_MATCH = MatchResult(

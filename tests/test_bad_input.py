@@ -35,7 +35,7 @@ from support.snapshots import as_int64, refused_and_unchanged
 Call = Callable[[UnifiedRadixCache], Awaitable[Any]]
 
 
-# -- token ids ---------------------------------------------------------------------------------
+# -- token ids -----------------------------------------------------------------------------------
 
 
 BAD_TOKENS: dict[str, tuple[Any, str]] = {
@@ -72,7 +72,7 @@ BAD_TOKENS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("token_ids,says", BAD_TOKENS.values(), ids=BAD_TOKENS)
+@pytest.mark.parametrize(("token_ids", "says"), BAD_TOKENS.values(), ids=BAD_TOKENS)
 def test_a_key_of_bad_token_ids_can_not_be_made(token_ids: Any, says: str) -> None:
     with pytest.raises(InvalidKey, match=says) as caught:
         RadixKey(token_ids)
@@ -96,7 +96,7 @@ def test_a_namespace_is_a_string(name: str, value: Any) -> None:
         RadixKey([1], **{name: value})
 
 
-# -- keys against a cache -----------------------------------------------------------------------
+# -- keys against a cache ------------------------------------------------------------------------
 
 
 def _match(wanted: Any) -> Call:
@@ -147,6 +147,7 @@ async def test_a_key_longer_than_the_limit_is_refused(
 
 async def test_a_plain_key_is_refused_by_a_tree_of_bigrams(make_cache: MakeCache) -> None:
     async with make_cache(bigram=True) as cache:
+        await store(cache, RadixKey(tokens(9), is_bigram=True))
         async with refused_and_unchanged(cache, InvalidKey, "is_bigram=True"):
             await match(cache, key(8))
 
@@ -185,7 +186,7 @@ INSERT_SLOTS: dict[str, tuple[Any, type[RadixtideError], str]] = {
 }
 
 
-@pytest.mark.parametrize("value,kind,says", INSERT_SLOTS.values(), ids=INSERT_SLOTS)
+@pytest.mark.parametrize(("value", "kind", "says"), INSERT_SLOTS.values(), ids=INSERT_SLOTS)
 async def test_an_insert_of_unusable_slots_is_refused(
     full_of_life: UnifiedRadixCache, value: Any, kind: type[RadixtideError], says: str
 ) -> None:
@@ -193,7 +194,7 @@ async def test_an_insert_of_unusable_slots_is_refused(
         await full_of_life.insert(InsertParams(key=key(tokens(8, 900)), value=value))
 
 
-@pytest.mark.parametrize("value,kind,says", BAD_SLOTS.values(), ids=BAD_SLOTS)
+@pytest.mark.parametrize(("value", "kind", "says"), BAD_SLOTS.values(), ids=BAD_SLOTS)
 async def test_a_free_of_unusable_slots_is_refused(
     full_of_life: UnifiedRadixCache, value: Any, kind: type[RadixtideError], says: str
 ) -> None:
@@ -321,7 +322,7 @@ async def test_a_free_of_nothing_is_fine(full_of_life: UnifiedRadixCache) -> Non
     await full_of_life.free(slots([]))
 
 
-# -- insert ---------------------------------------------------------------------------------------
+# -- insert --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prev", [-4, 1, 2, 3, 7])
@@ -371,7 +372,7 @@ async def test_what_belongs_to_other_components_is_refused(
     await cache.free(mine)
 
 
-# -- counts -----------------------------------------------------------------------------------------
+# -- counts --------------------------------------------------------------------------------------
 
 
 NEGATIVE: dict[str, tuple[Call, str]] = {
@@ -385,7 +386,7 @@ NEGATIVE: dict[str, tuple[Call, str]] = {
 }
 
 
-@pytest.mark.parametrize("call,says", NEGATIVE.values(), ids=NEGATIVE)
+@pytest.mark.parametrize(("call", "says"), NEGATIVE.values(), ids=NEGATIVE)
 async def test_a_negative_count_is_refused(
     full_of_life: UnifiedRadixCache, call: Call, says: str
 ) -> None:

@@ -181,7 +181,7 @@ async def test_a_request_that_changes_its_name_is_not_cached(
     await assert_nothing_held(cache)
 
 
-# -- rows ---------------------------------------------------------------------------------------
+# -- rows ----------------------------------------------------------------------------------------
 
 
 async def test_a_row_that_is_too_short_is_refused_before_anything_is_taken(
@@ -270,7 +270,7 @@ async def test_a_request_table_without_a_free_row_says_so(make_cache: MakeCache)
         assert pool.alloc() == rows[0]
 
 
-# -- allocation ------------------------------------------------------------------------------------
+# -- allocation ----------------------------------------------------------------------------------
 
 
 async def test_a_refused_allocation_leaves_no_trace_of_the_request(

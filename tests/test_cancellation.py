@@ -29,7 +29,7 @@ from support.caches import (
 )
 from support.interceptors import DropReply, Stall, StallReplies
 
-TURNS = range(16)
+TURNS = range(12)
 """More turns of the loop than any call of the small cache needs; a test checks that."""
 
 Call = Callable[[UnifiedRadixCache, dict[str, Any]], Awaitable[Any]]
@@ -131,6 +131,7 @@ async def give_back_result(cache: UnifiedRadixCache, name: str, held: dict[str, 
 @pytest.mark.parametrize("name", [*TAKES, *GIVES, *OTHERS])
 async def test_a_call_cancelled_at_any_turn_leaves_nothing_behind(name: str) -> None:
     call = {**TAKES, **GIVES, **OTHERS}[name]
+    result: Any = None
     for steps in TURNS:
         async with open_cache(delivery="queued", pin_budget=64) as cache:
             held = await prepare(cache)

@@ -175,7 +175,7 @@ async def test_k1_7_a_locked_node_can_not_be_removed(cache: UnifiedRadixCache) -
 
 
 async def test_k5_1_one_release_of_the_last_decode_slot(cache: UnifiedRadixCache) -> None:
-    """A slot that decoding took in advance is freed by finishing, once; later clean-up is refused."""
+    """A slot taken in advance is freed by finishing, once; a later clean-up is refused."""
     req = Request(rid="r", origin_input_ids=tokens(3))
     await match(cache, req.key(), req=req, lock=True)
     given = await cache.allocate(AllocateParams(num_tokens=3, req=req))
@@ -210,7 +210,7 @@ async def test_k5_3_a_page_is_freed_whole_and_once(cache: UnifiedRadixCache) -> 
 async def test_k5_5_a_row_names_the_trees_pages_before_duplicates_are_freed(
     cache: UnifiedRadixCache, with_row: bool
 ) -> None:
-    """Two requests compute one prompt; the second's table is rewritten, so nobody reads freed pages."""
+    """Two compute one prompt: the second's table is rewritten, so nobody reads freed pages."""
     pool = cache.req_to_token_pool
     first = Request(rid="a", origin_input_ids=tokens(4))
     second = Request(rid="b", origin_input_ids=tokens(4))
@@ -259,7 +259,7 @@ def owners(cache: UnifiedRadixCache) -> dict[str, set[int]]:
 async def test_k6_1_tree_free_and_requests_have_every_slot_exactly_once(
     make_cache: MakeCache, page_size: int
 ) -> None:
-    """Equal prompts whose slots become duplicates, then a drain: the sets are disjoint and whole."""
+    """Equal prompts with duplicate slots, then a drain: the sets are disjoint and whole."""
     async with make_cache(page_size=page_size) as cache:
         running = []
         for turn in range(3):
@@ -286,7 +286,7 @@ async def test_k6_1_tree_free_and_requests_have_every_slot_exactly_once(
 async def test_k6_3_a_split_and_a_release_too_many_leave_the_sizes_right(
     make_cache: MakeCache,
 ) -> None:
-    """Siblings made by a split, locked and released, once too often: refused, and nothing negative."""
+    """Siblings of a split, released once too often: refused, and nothing negative."""
     async with make_cache(page_size=1) as cache:
         await store(cache, key([1, 2, 3]))
         await store(cache, key([1, 2, 4]))
@@ -341,7 +341,7 @@ def bigram(token_ids: list[int]) -> RadixKey:
 async def test_k7_1_a_chunk_of_bigrams_is_matched_as_far_as_it_was_inserted(
     make_cache: MakeCache,
 ) -> None:
-    """16 tokens are 15 pairs, three pages: caching twice inserts the same 12 and frees nothing of it."""
+    """16 tokens are 15 pairs, three pages: caching twice inserts the same 12, frees none."""
     async with make_cache(bigram=True) as cache:
         req = Request(rid="r", origin_input_ids=tokens(16))
         await match(cache, bigram(tokens(16)), req=req, lock=True)
@@ -357,7 +357,7 @@ async def test_k7_1_a_chunk_of_bigrams_is_matched_as_far_as_it_was_inserted(
 
 
 async def test_k7_3_a_rest_shorter_than_a_page_of_pairs_is_no_page(make_cache: MakeCache) -> None:
-    """Below a node, a page of pairs needs one token more than a page: fewer find nothing, no error."""
+    """A page of pairs needs one token more than a page: fewer find nothing, no error."""
     async with make_cache(bigram=True) as cache:
         await store(cache, bigram(tokens(13)))
         for length, hit in ((4, 0), (5, 4), (8, 4), (9, 8), (12, 8), (13, 12)):
@@ -369,7 +369,7 @@ async def test_k7_3_a_rest_shorter_than_a_page_of_pairs_is_no_page(make_cache: M
 async def test_k7_6_prompts_that_part_at_a_token_share_one_pair_less(
     make_cache: MakeCache,
 ) -> None:
-    """A draft's state at a position depends on the next token, so the last shared token is not shared."""
+    """A draft's state depends on the next token, so the last common token is not shared."""
     async with make_cache(bigram=True, page_size=1) as cache:
         first, second = [*tokens(8), 100, 101], [*tokens(8), 200, 201]
         await store(cache, bigram(first))
@@ -383,7 +383,7 @@ async def test_k7_6_prompts_that_part_at_a_token_share_one_pair_less(
 async def test_k2_5_a_table_key_is_the_first_page_after_every_split(
     cache: UnifiedRadixCache,
 ) -> None:
-    """Keys that part at a page border and inside a page, then everything evicted from the bottom."""
+    """Keys part at a page border and inside a page; then all is evicted from the bottom."""
     await store(cache, key(24))
     for at in (4, 10, 16, 18):
         await store(cache, key([*tokens(at), *tokens(8, 100 * at)]))
@@ -398,7 +398,7 @@ async def test_k2_5_a_table_key_is_the_first_page_after_every_split(
 
 
 async def test_an_insert_tells_adopted_and_duplicate_apart(cache: UnifiedRadixCache) -> None:
-    """The partition is exact: adopted slots serve the tree, duplicates are free, the tail is kept."""
+    """Adopted slots serve the tree, duplicates are free, the tail stays the caller's."""
     await store(cache, key(8))
     mine = await take(cache, 16)
     wanted = key([*tokens(4), *tokens(10, 70)])

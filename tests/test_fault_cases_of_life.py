@@ -51,7 +51,7 @@ async def start(cache: UnifiedRadixCache, rid: str, prompt: list[int]) -> Reques
 async def test_k8_3_the_result_of_a_chunk_that_comes_after_an_abort_is_refused(
     cache: UnifiedRadixCache,
 ) -> None:
-    """An abort is the end: a late chunk caches nothing, leaks nothing, and gets one clear answer."""
+    """An abort is the end: a late chunk caches nothing, leaks nothing, gets one answer."""
     req = await start(cache, "r", tokens(12))
     req.kv_committed_len = 4
     await cache.cache_unfinished_req(req, chunked=True)
@@ -67,7 +67,7 @@ async def test_k8_3_the_result_of_a_chunk_that_comes_after_an_abort_is_refused(
 async def test_k8_8_a_look_up_that_is_not_used_leaves_nothing_behind(
     make_cache: MakeCache,
 ) -> None:
-    """Look-ups never pin; what is pinned has a budget and a deadline, so the pool never fills up."""
+    """Look-ups never pin; pins have a budget and a deadline, so the pool never fills up."""
     async with make_cache(pin_budget=16) as cache:
         now = 0.0
         state_of(cache).clock = lambda: now
@@ -154,7 +154,7 @@ async def test_k13_2_an_adapter_named_like_a_salt_is_another_namespace(
 
 
 @pytest.mark.parametrize(
-    "one,other",
+    ("one", "other"),
     [
         ({"extra_key": "ab", "cache_salt": "c"}, {"extra_key": "a", "cache_salt": "bc"}),
         ({"extra_key": ""}, {}),
@@ -165,9 +165,10 @@ async def test_k13_2_an_adapter_named_like_a_salt_is_another_namespace(
 async def test_k13_5_two_namespaces_never_share_and_one_does(
     cache: UnifiedRadixCache, one: dict[str, str], other: dict[str, str]
 ) -> None:
-    """Paired: with another namespace there is no reuse, with the same one there is, for requests too."""
-    for rid, spaces, hit in (("a", one, 0), ("b", other, 0), ("c", one, 8), ("d", other, 8)):
-        req = Request(rid=rid, origin_input_ids=tokens(8), **spaces)  # type: ignore[arg-type]  # strings
+    """Paired: with another namespace there is no reuse, with the same one there is."""
+    for rid, space, hit in (("a", one, 0), ("b", other, 0), ("c", one, 8), ("d", other, 8)):
+        req = Request(rid, tokens(8), extra_key=space.get("extra_key"))
+        req.cache_salt = space.get("cache_salt")
         found = await match(cache, req.key(), req=req, lock=True)
         assert len(found.device_indices) == hit, rid
         await cache.allocate(AllocateParams(num_tokens=8 - hit, req=req))
@@ -187,7 +188,7 @@ async def test_k13_3_and_7_a_new_version_of_weights_meets_nothing_of_the_old(
 
 
 async def test_k13_6_a_guess_under_another_salt_learns_nothing(cache: UnifiedRadixCache) -> None:
-    """Neither a hit nor the reason of a miss tells one tenant what another had cached, or has lost."""
+    """Neither a hit nor a miss's reason tells one tenant what another has, or has lost."""
     await store(cache, key(16, cache_salt="victim"))
     guess = await match(cache, key(16, cache_salt="attacker"))
     assert (len(guess.device_indices), guess.miss_reason) == (0, MissReason.NEVER_STORED)
@@ -237,7 +238,7 @@ async def turn_cost(count: int, policy: str) -> tuple[int, int]:
 async def test_k15_2_a_full_pool_evicts_and_inserts_in_turn_without_rebuilding(
     policy: str,
 ) -> None:
-    """One out, one in, at a full pool: steps do not grow with the leaves, and no stale entry stays."""
+    """One out, one in, at a full pool: steps do not grow with leaves, no entry is stale."""
     (small, few), (large, many) = await turn_cost(64, policy), await turn_cost(2048, policy)
     assert (few, many) == (64, 2048)
     assert large <= small * 1.3
@@ -246,7 +247,7 @@ async def test_k15_2_a_full_pool_evicts_and_inserts_in_turn_without_rebuilding(
 async def test_k15_4_a_hit_counts_once_a_request_and_never_for_its_own_chunks(
     cache: UnifiedRadixCache,
 ) -> None:
-    """The first request's chunks are no hits; a second request is one hit on each node; a split copies."""
+    """Own chunks are no hits; a second request is one hit on each node; a split copies."""
     req = await start(cache, "first", tokens(16))
     for done in (4, 8, 12, 16):
         req.kv_committed_len = done
@@ -312,7 +313,7 @@ async def test_k15_7_an_idle_cache_does_nothing(cache: UnifiedRadixCache) -> Non
 
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_k15_9_every_policy_works_at_a_full_pool(make_cache: MakeCache, policy: str) -> None:
-    """Each documented policy serves a full pool for a while: all alive, nothing lost, hits go on."""
+    """Each policy serves a full pool for a while: all alive, nothing lost, hits go on."""
     async with make_cache(policy=policy) as cache:
         await store(cache, key(8))
         for turn in range(40):

@@ -8,7 +8,7 @@ from radixtide import EvictParams, MissReason, RadixKey
 from radixtide.configs.schema import EvictionConfig
 from radixtide.tree import GhostList, RadixTree
 from support.caches import MakeCache, key, match, store, tokens
-from test_radix_tree import add
+from support.trees import add
 
 
 def test_an_evicted_child_is_known_by_its_first_page() -> None:
@@ -88,7 +88,7 @@ def test_a_cleared_list_knows_nothing() -> None:
     assert not ghosts.knows(tree.root, leaf.edge)
 
 
-@pytest.mark.parametrize("ghosts,reason", [(0, "never_stored"), (8, "evicted")])
+@pytest.mark.parametrize(("ghosts", "reason"), [(0, "never_stored"), (8, "evicted")])
 async def test_a_miss_says_evicted_as_far_as_memory_goes(
     make_cache: MakeCache, ghosts: int, reason: str
 ) -> None:

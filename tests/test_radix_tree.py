@@ -8,21 +8,11 @@ import pytest
 
 from radixtide import RadixKey
 from radixtide.tree import Node, RadixTree, Walk
+from support.trees import add
 
 
-def add(tree: RadixTree, key: RadixKey) -> Node:
-    """Insert a key as the coordinator does: walk, split, leaf."""
-    walk = tree.walk(key)
-    last = walk.last
-    if walk.inside is not None and walk.inside_units:
-        last = tree.split(walk.inside, walk.inside_units)
-    if last.end < walk.limit:
-        return tree.add_leaf(last, walk, last.end)
-    return last
-
-
-def matched(tree: RadixTree, tokens: list[int], **fields: str) -> int:
-    return tree.walk(RadixKey(tokens, is_bigram=tree.bigram, **fields)).matched  # type: ignore[arg-type]  # strings
+def matched(tree: RadixTree, tokens: list[int], extra_key: str | None = None) -> int:
+    return tree.walk(RadixKey(tokens, extra_key, is_bigram=tree.bigram)).matched
 
 
 def check(tree: RadixTree) -> None:
@@ -117,8 +107,8 @@ def test_a_split_of_bigrams_gives_both_parts_their_look_ahead() -> None:
 
 def test_namespaces_part_at_the_root_only() -> None:
     tree = RadixTree(4, 1)
-    for fields in ({}, {"extra_key": "a"}, {"cache_salt": "a"}):
-        leaf = add(tree, RadixKey(list(range(8)), **fields))
+    for space in ((None, None), ("a", None), (None, "a")):
+        leaf = add(tree, RadixKey(list(range(8)), *space))
         assert leaf.parent is tree.root
     assert len(tree) == 3
     first = next(iter(tree))

@@ -25,7 +25,7 @@ from support.walk import Walk
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
 SHAPES = list(itertools.product((1, 4, 16), (False, True)))
-STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "1600"))
+STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "1700"))
 SEED = os.environ.get("RADIXTIDE_WALK_SEED")
 
 
@@ -51,6 +51,11 @@ def test_a_walk_agrees_with_the_model_and_does_not_depend_on_delivery(
     page: int, bigram: bool
 ) -> None:
     both_deliveries_agree(Setup(page=page, bigram=bigram), int(SEED or 1), STEPS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_walk_agrees_with_the_model_under_every_policy(policy: str) -> None:
+    walk(Setup(page=2, pages=12, policy=policy, budget_pages=2), int(SEED or 3), STEPS // 4)
 
 
 @pytest.mark.parametrize("pages", [1, 2, 3])
@@ -126,7 +131,7 @@ def test_a_walk_notices_a_planted_defect(
 
 
 NIGHTLY_STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "5300"))
-"""Times 48 setups and two deliveries: half a million."""
+"""Times 56 setups and two deliveries: 600 thousand steps."""
 
 
 @pytest.mark.nightly
@@ -138,3 +143,11 @@ def test_a_long_walk_agrees_with_the_model_under_every_policy(
     seed = int(SEED) if SEED else random.SystemRandom().randrange(2**32)
     setup = Setup(page=page, bigram=bigram, policy=policy, budget_pages=3)
     both_deliveries_agree(setup, seed, NIGHTLY_STEPS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_long_walk_in_a_large_pool_agrees_with_the_model(policy: str) -> None:
+    seed = int(SEED) if SEED else random.SystemRandom().randrange(2**32)
+    setup = Setup(page=4, pages=400, policy=policy, budget_pages=40, settle_every=25)
+    both_deliveries_agree(setup, seed, NIGHTLY_STEPS, longest=14)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Final
 
 import pytest
 
@@ -23,9 +24,9 @@ from support.actors import (
 )
 from support.interceptors import Delay, DropReply, Stall, StallReplies
 
-PATIENT = {"stall_after_s": 1000.0}
+PATIENT: Final[dict[str, Any]] = {"stall_after_s": 1000.0}
 """Limits under which no conversation is set aside."""
-HASTY = {"stall_after_s": 1e-6}
+HASTY: Final[dict[str, Any]] = {"stall_after_s": 1e-6}
 """Limits under which one is set aside in the next turns of the loop."""
 
 
@@ -66,7 +67,7 @@ async def test_an_actor_in_a_conversation_takes_no_other_message_until_it_ends()
     assert at.boss_actor.texts == []
     assert at.boss.busy
     stall.release()
-    assert await asyncio.gather(first.wait(), second.wait()) == [[1], 2]
+    assert list(await asyncio.gather(first.wait(), second.wait())) == [[1], 2]
     assert at.boss_actor.texts == ["relayed", "second"]
 
 
@@ -108,7 +109,7 @@ async def test_a_silent_actor_holds_up_only_the_conversations_that_need_it() -> 
     needs_too = at.system.ask(at.boss, Relay((Look(),)), 20.0)
     assert await at.ask(at.boss, Note("meanwhile")) == 1
     stall.release()
-    assert await asyncio.gather(needs.wait(), needs_too.wait()) == [[[]], [[]]]
+    assert list(await asyncio.gather(needs.wait(), needs_too.wait())) == [[[]], [[]]]
     assert at.boss_actor.texts == ["meanwhile", "relayed", "relayed"]
     assert not at.boss.stalled
 

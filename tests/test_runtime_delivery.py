@@ -232,8 +232,9 @@ async def test_statistics_count_crashes_and_restarts(make_stage: MakeStage) -> N
 
 async def test_a_quiet_system_says_so() -> None:
     at = Stage(direct=False)
-    assert at.system.quiet
+    said = [at.system.quiet]
     at.system.tell(at.boss, Relay((Note("a"),)))
-    assert not at.system.quiet
+    said.append(at.system.quiet)
     await until(lambda: at.system.quiet)
+    assert said == [True, False]
     assert at.keeper.texts == ["a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -132,7 +133,7 @@ async def test_cancelling_a_call_that_takes_undoes_it_at_every_turn(loops: None)
         task = asyncio.ensure_future(at.ask(at.cell, Grab()))
         await turns(steps)
         task.cancel()
-        result = (await asyncio.gather(task, return_exceptions=True))[0]
+        result: Any = (await asyncio.gather(task, return_exceptions=True))[0]
         await until(lambda at=at: at.system.quiet)  # type: ignore[misc]  # bound at once
         kept = [] if isinstance(result, asyncio.CancelledError) else [result]
         assert sorted(at.keeper.free + kept) == [1, 2, 3]

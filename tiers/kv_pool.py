@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from radixtide.configs.errors import InvalidInput
+from radixtide.configs.errors import InvalidInput, SlotError
 from radixtide.configs.schema import FullPoolConfig
 
 DTYPES: dict[str, torch.dtype] = {
@@ -60,8 +60,10 @@ class TokenToKVPool:
 
         Raises:
             InvalidInput: number of parts, dtype or shape do not fit; nothing is written.
+            SlotError: slots are no integers, or out of range (looked at where they are on the CPU).
         """
         buffers = self._layer(layer)
+        self._check_slots(slots)
         if len(parts) != len(buffers):
             raise InvalidInput(
                 f"layer {layer} of a {self.kind} pool takes {len(buffers)} tensor(s), "
@@ -80,8 +82,22 @@ class TokenToKVPool:
 
     def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return copies of the rows of `slots`, one tensor per buffer of the layer."""
+        self._check_slots(slots)
         index = slots.to(self.device)
         return tuple(buffer[index] for buffer in self._layer(layer))
+
+    def _check_slots(self, slots: torch.Tensor) -> None:
+        """Refuse slots that are not in the pool; those on an accelerator are not waited for."""
+        if slots.dtype not in (torch.int64, torch.int32) or slots.ndim != 1:
+            raise SlotError(
+                f"slots must be a tensor of integers of one dimension, not {slots.dtype} of shape "
+                f"{tuple(slots.shape)}"
+            )
+        if slots.is_cpu and len(slots):
+            low, high = int(slots.min()), int(slots.max())
+            if low < 0 or high >= self.size:
+                wrong = low if low < 0 else high
+                raise SlotError(f"slot {wrong} is not in [0, {self.size})")
 
     def _layer(self, layer: int) -> tuple[torch.Tensor, ...]:
         if not 0 <= layer < self.layers:

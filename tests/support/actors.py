@@ -4,71 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
-
-import msgspec
+from typing import Any
 
 from radixtide.actors.actor import Actor, Conversation, Handler
 from radixtide.actors.cell import Cell
+from radixtide.actors.conversing import ConversingCell
+from radixtide.actors.messages import Apply, Plan
 from radixtide.actors.system import ActorSystem, PendingReply
 from radixtide.configs.errors import InvalidInput
 from radixtide.configs.schema import LimitsConfig
 
 
-class Note(msgspec.Struct, frozen=True, tag=True):
+class Note(Apply, frozen=True, tag=True):
     """Write `text` down. Reply: how many texts there are."""
 
     text: str
-    applies: ClassVar[bool] = True
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
+class Look(Plan, frozen=True, tag=True):
     """Ask for all texts; changes nothing."""
 
-    applies: ClassVar[bool] = False
 
-
-class Refuse(msgspec.Struct, frozen=True, tag=True):
+class Refuse(Plan, frozen=True, tag=True):
     """Is refused with InvalidInput."""
 
-    applies: ClassVar[bool] = False
 
-
-class Boom(msgspec.Struct, frozen=True, tag=True):
+class Boom(Plan, frozen=True, tag=True):
     """Crashes its handler the first `times` times, then is noted as `text`."""
 
     text: str = "boom"
     times: int = 1_000_000
-    applies: ClassVar[bool] = False
 
 
-class Grab(msgspec.Struct, frozen=True, tag=True):
+class Grab(Plan, frozen=True, tag=True):
     """Take one token; the reply owns it."""
 
-    applies: ClassVar[bool] = False
 
-
-class PutBack(msgspec.Struct, frozen=True, tag=True):
+class PutBack(Apply, frozen=True, tag=True):
     """Give a token back."""
 
     token: int
-    applies: ClassVar[bool] = True
 
 
-class Relay(msgspec.Struct, frozen=True, tag=True):
+class Relay(Plan, frozen=True, tag=True):
     """Boss: send `messages` to its first keeper, one yield each. Reply: the replies."""
 
     messages: tuple[Any, ...]
-    applies: ClassVar[bool] = False
 
 
-class RelayAll(msgspec.Struct, frozen=True, tag=True):
+class RelayAll(Plan, frozen=True, tag=True):
     """Boss: send `message` to every keeper in one yield. Reply: the replies."""
 
     message: Any
 
 
-class CrashOnReply(msgspec.Struct, frozen=True, tag=True):
+class CrashOnReply(Plan, frozen=True, tag=True):
     """Boss: send `message` to the first keeper, then crash the first `times` times."""
 
     message: Any
@@ -182,7 +172,9 @@ class Stage:
         self.keepers = [Keeper(f"keeper{at or ''}", self.log) for at in range(keepers)]
         self.cells = [self.system.spawn(keeper) for keeper in self.keepers]
         self.boss_actor = Boss(self.cells, self.log)
-        self.boss = self.system.spawn(self.boss_actor)
+        boss = self.system.spawn(self.boss_actor)
+        assert isinstance(boss, ConversingCell)
+        self.boss = boss
 
     @property
     def keeper(self) -> Keeper:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from radixtide import UnifiedRadixCache
+from radixtide.actors.conversing import ConversingCell
 from radixtide.actors.state import State
 from radixtide.actors.system import ActorSystem
 from radixtide.components.api import (
@@ -125,6 +126,13 @@ def system_of(cache: UnifiedRadixCache) -> ActorSystem:
     system = cache._system
     assert system is not None
     return system
+
+
+def coordinator_of(cache: UnifiedRadixCache) -> ConversingCell:
+    """Return the coordinator's cell of an open cache."""
+    cell = cache._coordinator
+    assert isinstance(cell, ConversingCell)
+    return cell
 
 
 def state_of(cache: UnifiedRadixCache) -> State:

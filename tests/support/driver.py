@@ -26,7 +26,13 @@ from radixtide.configs.errors import (
     OutOfSlots,
     RadixtideError,
 )
-from radixtide.configs.schema import EvictionConfig, FullPoolConfig, PoolsConfig, RequestPoolConfig
+from radixtide.configs.schema import (
+    EvictionConfig,
+    FullPoolConfig,
+    LimitsConfig,
+    PoolsConfig,
+    RequestPoolConfig,
+)
 from radixtide.tree.key import RadixKey
 from radixtide.tree.node import Node
 from support.caches import make_config, system_of
@@ -43,7 +49,10 @@ NAMESPACES: tuple[Namespace, ...] = ((None, None), ("a", None), (None, "a"), (""
 
 @dataclass(frozen=True)
 class Setup:
-    """One configuration of a run. ``stored``: the layout of real bytes, or none."""
+    """One configuration of a run.
+
+    ``stored``: the layout of real bytes, or none. ``settle_every``: steps between full comparisons.
+    """
 
     page: int = 4
     pages: int = 16
@@ -52,6 +61,7 @@ class Setup:
     policy: str = "lru"
     budget_pages: int = 4
     stored: Literal["mha", "mla"] | None = None
+    settle_every: int = 1
 
     @property
     def eviction(self) -> EvictionConfig:
@@ -79,7 +89,8 @@ class Live:
     """A running request.
 
     ``row``: its slots by position where it allocates without the cache; ``spare``: what is left of
-    the last page of them.
+    the last page of them. ``shown``: how many slots ``prefix_indices`` has, where that is more than
+    the protected ones.
     """
 
     req: Request
@@ -87,6 +98,7 @@ class Live:
     by_row: bool = False
     row: list[int] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
+    shown: int | None = None
 
     @property
     def tokens(self) -> Tokens:
@@ -116,6 +128,8 @@ class Driver:
             delivery=setup.delivery,
             eviction=setup.eviction,
             pin_budget=setup.budget_pages * setup.page,
+            # A caller that gives up its turn would let calls made later overtake it.
+            limits=LimitsConfig(call_timeout_s=20.0, immediate_calls=1_000_000_000),
             pools=PoolsConfig(
                 full=FullPoolConfig(**pool),
                 requests=RequestPoolConfig(max_requests=8, max_context=context),
@@ -143,6 +157,7 @@ class Driver:
         self.generation = 0
         self.started = 0
         self.evicted = 0
+        self.settled = 0
         self.stamps = (
             Stamps(self.cache.kv_pool, setup.bigram) if self.cache.kv_pool is not None else None
         )
@@ -209,7 +224,10 @@ class Driver:
         return RadixKey(tokens, *namespace, is_bigram=self.setup.bigram)
 
     def settle(self) -> None:
-        """Compare everything that can be seen, and audit."""
+        """Compare everything that can be seen, and audit, every so many steps."""
+        self.settled += 1
+        if self.settled % self.setup.settle_every:
+            return
         model = self.model
         report = self.run(self.cache.audit())
         assert report.ok, report.violations
@@ -236,7 +254,10 @@ class Driver:
         assert req.cache_protected_len == held.protected == len(protected)
         if held.locked:
             assert req.prefix_indices is not None
-            assert req.prefix_indices.tolist() == protected
+            shown = protected + (
+                held.own[: held.used] if not live.by_row else live.row[held.protected :]
+            )
+            assert req.prefix_indices.tolist() == shown[: live.shown or held.protected]
             if self.stamps is not None:
                 self.stamps.verify(req.prefix_indices, held.namespace, live.tokens)
         if req.req_pool_idx is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 import numpy as np
 import torch
 
 from radixtide.components.api import (
     AllocateParams,
     EvictParams,
+    EvictResult,
     InsertParams,
     MatchPrefixParams,
     MatchResult,
@@ -15,7 +20,7 @@ from radixtide.components.api import (
 from radixtide.components.request import Request
 from radixtide.configs.errors import DoubleFree, ReceiptReleased, SlotError, StaleNode
 from support.driver import Driver, Live
-from support.model import Namespace, Page, Tokens
+from support.model import Match, Namespace, Page, Tokens
 from support.model_calls import Held
 
 
@@ -54,6 +59,7 @@ class Steps(Driver):
         assert result.miss_length == self.model.units(tokens) - len(slots)
         if self.stamps is not None:
             self.stamps.verify(result.device_indices, namespace, tokens)
+        self.scribble(result.device_indices)
 
     def insert(
         self, namespace: Namespace, tokens: Tokens, prev: int, priority: int, extra: int = 0
@@ -64,17 +70,16 @@ class Steps(Driver):
         value = [-1] * min(prev, end) + slots
         if self.stamps is not None:
             self.stamps.write(slots, namespace, tokens, prev)
+        given = torch.tensor(value, dtype=torch.int64)
         params = InsertParams(
-            key=self.key(namespace, tokens),
-            value=torch.tensor(value, dtype=torch.int64),
-            prev_prefix_len=prev,
-            priority=priority,
+            key=self.key(namespace, tokens), value=given, prev_prefix_len=prev, priority=priority
         )
         both = self.step(
             "insert",
             self.cache.insert(params),
             lambda: self.model.insert_loose(namespace, tokens, value, prev, priority),
         )
+        self.scribble(given)
         if both is not None:
             result, done = both
             assert (result.prefix_len, result.inserted_len) == (done.matched, done.end)
@@ -101,6 +106,11 @@ class Steps(Driver):
         )
         self.refuses("insert", self.cache.insert(params), DoubleFree if free else SlotError)
 
+    @staticmethod
+    def scribble(indices: torch.Tensor) -> None:
+        """Overwrite indices that were handed over: the cache must keep no view of them."""
+        indices.fill_(-1)
+
     def loose_slots(self) -> list[int]:
         """Return the slots held outside of requests, page by page, in the order of `loose`."""
         page = self.setup.page
@@ -123,6 +133,7 @@ class Steps(Driver):
             assert indices[: len(plan.room)] == plan.room
             assert len(indices) == len(plan.room) + plan.pages * self.setup.page
             assert result.evicted.num_tokens_evicted == plan.evicted
+            self.scribble(result.indices)
             self.evicted += plan.evicted
             fresh = indices[len(plan.room) :]
             self.model.take(wanted, held, fresh)
@@ -215,6 +226,34 @@ class Steps(Driver):
         self._check_match(result, slots, reasons, namespace, tokens)
         self.settle()
 
+    def burst(self, keys: list[tuple[Namespace, Tokens]], evicted: int) -> None:
+        """Match all keys at once from tasks of their own, and evict in between."""
+
+        async def gathered() -> list[MatchResult | EvictResult]:
+            calls: list[Coroutine[Any, Any, MatchResult | EvictResult]] = []
+            for namespace, tokens in keys:
+                calls.append(
+                    self.cache.match_prefix(MatchPrefixParams(self.key(namespace, tokens)))
+                )
+                calls.append(self.cache.evict(EvictParams(num_tokens=evicted)))
+            return await asyncio.gather(*calls)
+
+        def expect() -> list[tuple[Match, int]]:
+            return [(self.model.match(*key), self.model.evict(evicted)[0]) for key in keys]
+
+        both = self.step("burst", gathered(), expect)
+        assert both is not None
+        answers, expected = both
+        for at, (found, freed) in enumerate(expected):
+            result, gone = answers[2 * at : 2 * at + 2]
+            assert isinstance(result, MatchResult)
+            assert isinstance(gone, EvictResult)
+            assert result.device_indices.tolist() == found.slots
+            assert result.miss_reason.value in found.reasons
+            assert gone.num_tokens_evicted == freed
+            self.evicted += freed
+        self.settle()
+
     def pin(self, namespace: Namespace, tokens: Tokens, ttl: float) -> None:
         """Pin a key."""
         both = self.step(
@@ -290,6 +329,7 @@ class Steps(Driver):
             if live.by_row:
                 self.loose += sorted(self.model.numbers(live.row) & self.model.loose)
                 live.row, live.spare = list(found.slots), []
+                self.cache.req_to_token_pool.rows[live.req.req_pool_idx][len(found.slots) :] = -1
         self.settle()
 
     def write_row(self, live: Live) -> None:
@@ -316,16 +356,17 @@ class Steps(Driver):
             own = live.row[begin:] if live.by_row else live.held.own[: live.held.used]
             self.stamps.write(own, live.held.namespace, live.tokens, begin)
 
-    def unfinished(self, live: Live, committed: int | None) -> None:
+    def unfinished(self, live: Live, committed: int | None, is_insert: bool = True) -> None:
         """Cache what a request has computed so far."""
         live.req.kv_committed_len = committed
         self._stamp(live, live.held.protected)
         row = live.row if live.req.req_pool_idx is not None else None
+        tokens, before = live.tokens, live.held.protected
         both = self.step(
             "unfinished",
-            self.cache.cache_unfinished_req(live.req, chunked=True),
+            self.cache.cache_unfinished_req(live.req, chunked=True, is_insert=is_insert),
             lambda: self.model.unfinished(
-                live.held, live.tokens, committed, live.req.priority, row
+                live.held, tokens, committed, live.req.priority, row, is_insert
             ),
         )
         if both is not None:
@@ -333,6 +374,10 @@ class Steps(Driver):
             assert (result.inserted_len, result.prefix_len, result.freed) == expected
             if live.by_row:
                 live.row[: live.held.protected] = self._protected(live)
+            if not is_insert and live.held.holds:
+                live.shown = self.model.committed(live.held, tokens, committed, row)
+            elif result.inserted_len > before:
+                live.shown = None
         self.settle()
 
     def finish(self, live: Live, committed: int | None, is_insert: bool = True) -> None:

@@ -12,7 +12,7 @@ from support.caches import MakeCache, key, match, store, tokens
 
 @pytest.fixture
 async def full_of_life(make_cache: MakeCache) -> AsyncGenerator[UnifiedRadixCache, None]:
-    """A cache in which key(8) is stored, another prompt is locked and a request holds slots."""
+    """Open a cache where key(8) is stored, another prompt locked, and a request holds slots."""
     async with make_cache(pin_budget=16, max_context=32) as cache:
         await store(cache, key(8))
         await store(cache, key(tokens(8, 100)))

@@ -196,7 +196,7 @@ class Model:
         touch = path[-1].touch if path else self.clock
         self.born += 1
         for page in path:
-            if page.depth > base:
+            if page.depth > base or not running:
                 page.priority = max(page.priority, priority) if priority else page.priority
             page.high_water = max(page.high_water, end)
         for depth in range(matched + self.page, end + 1, self.page):

@@ -94,16 +94,19 @@ class ModelCache(Model):
             raise Refusal(InvalidInput)
         self.expire_pins()
         known = self.pins.get((namespace, tokens))
-        if known is None:
-            path = self.path(namespace, tokens)
+        path = self.path(namespace, tokens)
+        last = known[0] if known is not None else None
+        if last is None or len(path) * self.page > last.depth:
             cost = sum(self.page for page in path if not page.pins)
             if not path or self.pinned + cost > self.budget:
                 raise Refusal(PinRefused)
-            path[-1].cut = True
-            self.lock(path[-1])
+            last = path[-1]
+            last.cut = True
+            self.lock(last)
             for page in path:
                 page.pins += 1
-        last = known[0] if known is not None else path[-1]
+            # More is cached than when it was pinned: the new pin covers the old one.
+            self.unpin(namespace, tokens)
         self.pins[namespace, tokens] = (last, self.now + ttl)
         return last.depth, self.budget - self.pinned
 
@@ -194,7 +197,8 @@ class ModelCache(Model):
         if row is None or held.used:
             most = min(most, held.protected + held.used)
         if committed is None:
-            committed = most
+            unwritten = row is not None and not held.used and len(row) <= held.protected
+            committed = held.protected if unwritten else most
         if not held.protected <= committed <= most:
             raise Refusal(InvalidRequest)
         return committed
@@ -229,6 +233,7 @@ class ModelCache(Model):
         committed: int | None,
         priority: int,
         row: list[int] | None = None,
+        is_insert: bool = True,
     ) -> tuple[int, int, int]:
         """Cache a running request; return inserted length, what was there, slots freed.
 
@@ -236,7 +241,7 @@ class ModelCache(Model):
         """
         committed = self.committed(held, tokens, committed, row)
         base = held.protected
-        if self.aligned(self.units(tokens[:committed])) <= base:
+        if not is_insert or self.aligned(self.units(tokens[:committed])) <= base:
             return base, base, 0
         done = self._insert_own(held, tokens, committed, priority, row, running=True)
         self.lock(done.last)

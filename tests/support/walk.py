@@ -55,6 +55,7 @@ class Walk:
                 (7, self.unlock),
                 (1, self.unlock_again),
                 (1, self.hold),
+                (1, self.burst),
                 (2, self.pin),
                 (1, self.unpin),
                 (3, self.advance),
@@ -92,6 +93,7 @@ class Walk:
 
     def _give_back(self) -> None:
         steps = self.steps
+        assert steps.run(steps.cache.pretty_print()).startswith("tree: ")
         for live in list(steps.live):
             steps.abort(live)
         while steps.receipts:
@@ -242,6 +244,11 @@ class Walk:
         if not self.below(4):
             self.steps.hold_and_evict(*self.new_key())
 
+    def burst(self) -> None:
+        """Match and evict from several tasks at once."""
+        keys = [self.new_key() for _ in range(1 + self.below(6))]
+        self.steps.burst(keys, self.below(2 * self.setup.page))
+
     def pin(self) -> None:
         """Pin a key, or one that is pinned already."""
         again = bool(self.pinned) and not self.below(3)
@@ -287,7 +294,7 @@ class Walk:
         elif way == 2 and len(live.tokens) < 2 * page * self.longest:
             live.req.output_ids.extend(1 + self.below(2) for _ in range(1 + self.below(page)))
         else:
-            steps.unfinished(live, self._committed(live))
+            steps.unfinished(live, self._committed(live), is_insert=bool(self.below(6)))
 
     def _committed(self, live: Live) -> int | None:
         protected = live.held.protected
@@ -296,8 +303,8 @@ class Walk:
             return protected
         way = self.below(6)
         unwritten = live.req.req_pool_idx is not None and not live.held.used
-        if way == 0 and (not unwritten or len(live.row) >= len(live.tokens)):
-            # Not where the row is taken at its word, but was never written.
+        if way == 0 and (len(live.row) <= protected or len(live.row) >= len(live.tokens)):
+            # Not where a row that is written by the scheduler ends too early.
             return None
         if way == 1 and not unwritten:
             # One too many, or one too few: refused.
