@@ -46,10 +46,8 @@ from radixtide.components.checks import (
     as_slots,
     check_allocate,
     check_evict,
-    check_handle,
     check_insert,
     check_match,
-    check_receipt,
     check_request,
     expect,
 )
@@ -215,7 +213,7 @@ class UnifiedRadixCache:
 
         Cost O(depth). Raises StaleNode or UnknownNode.
         """
-        check_handle(node)
+        expect(node, NodeHandle, "node")
         return self._take(calls.DeviceIndices(node), timeout)
 
     # -- insert ---------------------------------------------------------------------
@@ -286,7 +284,8 @@ class UnifiedRadixCache:
             StaleNode: the node is gone or changed; nothing is locked.
             UnknownNode: this cache never gave out that handle.
         """
-        check_handle(node)
+        if node.__class__ is not NodeHandle:
+            expect(node, NodeHandle, "node")
         return self._take(calls.IncLockRef(node), timeout)
 
     def dec_lock_ref(
@@ -299,7 +298,8 @@ class UnifiedRadixCache:
             ForeignReceipt: of another cache, from before a reset, or altered.
             ReceiptError: it is a request's, and is released with the request.
         """
-        check_receipt(receipt)
+        if receipt.__class__ is not LockReceipt:
+            expect(receipt, LockReceipt, "receipt")
         return self._give(calls.DecLockRef(receipt), timeout)
 
     def hold(self, match: MatchResult) -> Hold:

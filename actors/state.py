@@ -6,11 +6,14 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import msgspec
+
 from radixtide.actors.cell import Cell
 from radixtide.actors.ledger import Ledger
 from radixtide.actors.messages import Unlock
 from radixtide.actors.pins import PinBoard
 from radixtide.components.api import LockReceipt, MissReason, NodeHandle
+from radixtide.components.checks import check_handle, check_receipt
 from radixtide.components.request import Request
 from radixtide.configs.errors import (
     ForeignReceipt,
@@ -31,16 +34,13 @@ from radixtide.tree.radix_tree import RadixTree, Walk
 _CACHE_IDS: Final = itertools.count(1)
 
 
-class LiveReceipt:
+class LiveReceipt(msgspec.Struct, eq=False):
     """What a receipt stands for: the node, what each component counted, and whose it is."""
 
-    __slots__ = ("handle", "node", "records", "rid")
-
-    def __init__(self, node: Node, handle: NodeHandle, records: list[Any], rid: str | None) -> None:
-        self.node = node
-        self.handle = handle
-        self.records = records
-        self.rid = rid
+    node: Node
+    handle: NodeHandle
+    records: list[Any]
+    rid: str | None
 
 
 class Counters:
@@ -95,6 +95,7 @@ class State:
         self.rows = rows
         self.clock = clock
         self.page_size = config.page_size
+        self.key_units_max = config.limits.key_units_max
         self.cells: list[Cell] = []
         self.full: Cell
         self.names: tuple[str, ...] = ()
@@ -140,6 +141,8 @@ class State:
 
     def check_key(self, key: RadixKey) -> None:
         """Raise InvalidKey when `key` can not belong to this tree."""
+        if key.is_bigram is self.tree.bigram and 0 < key.units <= self.key_units_max:
+            return
         if key.is_bigram != self.tree.bigram:
             wanted = "a bigram view" if self.tree.bigram else "plain tokens"
             raise InvalidKey(
@@ -148,10 +151,10 @@ class State:
             )
         if not key.raw:
             raise InvalidKey("the key is empty; a key has at least one token")
-        if key.units > self.config.limits.key_units_max:
+        if key.units > self.key_units_max:
             raise InvalidKey(
                 f"the key has {key.units} units, more than limits.key_units_max = "
-                f"{self.config.limits.key_units_max}"
+                f"{self.key_units_max}"
             )
 
     def check_request_key(self, req: Request, key: RadixKey) -> None:
@@ -171,9 +174,13 @@ class State:
     def resolve(self, handle: NodeHandle) -> Node:
         """Return the node of `handle`. Raises StaleNode or UnknownNode."""
         tree = self.tree
-        node = tree.nodes.get(handle.id)
+        try:
+            node = tree.nodes.get(handle.id)
+        except TypeError:
+            node = None
         if node is not None and handle.generation == tree.generation and handle.epoch == node.epoch:
             return node
+        check_handle(handle)
         if not 0 <= handle.id < tree.next_id or not 0 <= handle.generation <= tree.generation:
             raise UnknownNode(f"{handle} was never given out by this cache")
         raise StaleNode(
@@ -189,13 +196,16 @@ class State:
 
     def live(self, receipt: LockReceipt) -> LiveReceipt:
         """Return what `receipt` stands for. Raises ForeignReceipt or ReceiptReleased."""
+        try:
+            held = self.receipts.get(receipt.id)
+        except TypeError:
+            held = None
+        if held is not None and held.handle == receipt.node and receipt.cache == self.cache_id:
+            return held
+        check_receipt(receipt)
         if receipt.cache != self.cache_id:
             raise ForeignReceipt(f"receipt {receipt.id} is of another cache")
-        held = self.receipts.get(receipt.id)
-        if held is not None:
-            if held.handle == receipt.node:
-                return held
-        elif 0 < receipt.id <= self.receipts_issued:
+        if held is None and 0 < receipt.id <= self.receipts_issued:
             if receipt.node.generation == self.tree.generation:
                 raise ReceiptReleased(f"receipt {receipt.id} was released before")
             raise ForeignReceipt(f"receipt {receipt.id} is from before the tree was reset")

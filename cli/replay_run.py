@@ -6,7 +6,8 @@ import asyncio
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -201,7 +202,8 @@ async def _replay(
         )
         start = perf_counter()
         try:
-            await driver.run(source)
+            with _one_torch_thread():
+                await driver.run(source)
         except asyncio.CancelledError:
             # The runner turned Ctrl-C into this; what was done so far is still worth a report.
             interrupted = True
@@ -227,6 +229,23 @@ async def _replay(
         peak_rss_bytes=peak_rss_bytes(),
         loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
     )
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Keep PyTorch from sharing small copies among threads.
+
+    A copy of some hundred KiB gains nothing from a second core, and on a busy machine each one
+    waits until that core has time: runs took twice the processor time and more.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def peak_rss_bytes() -> int:

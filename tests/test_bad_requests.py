@@ -136,8 +136,8 @@ async def test_two_running_requests_can_not_have_one_name(cache: UnifiedRadixCac
     for end in ENDINGS.values():
         async with refused_and_unchanged(cache, InvalidRequest, says, req, twin):
             await end(cache, twin)
-    async with refused_and_unchanged(cache, InvalidRequest, says, req, twin):
-        await cache.abort_req(twin)
+    assert (await cache.abort_req(twin)).freed == 0
+    assert (await cache.stats()).requests == 1
     await cache.cache_finished_req(req)
     again = await admit(cache)
     await cache.cache_finished_req(again)
@@ -235,6 +235,30 @@ async def test_a_row_of_another_running_request_is_refused(cache: UnifiedRadixCa
     async with refused_and_unchanged(cache, InvalidRequest, "owner", req, thief):
         await cache.allocate(AllocateParams(num_tokens=4, req=thief))
     await cache.cache_finished_req(req)
+    await assert_nothing_held(cache)
+
+
+async def test_an_abort_never_frees_the_row_of_another(cache: UnifiedRadixCache) -> None:
+    pool = cache.req_to_token_pool
+    req = await admit(cache, "owner", row=True)
+    row = req.req_pool_idx
+    assert row is not None
+    thief = Request(rid="thief", origin_input_ids=tokens(8, 50), req_pool_idx=row)
+    await cache.abort_req(thief)
+    assert pool.is_taken(row)
+    assert req.prefix_indices is not None
+    await cache.cache_finished_req(req)
+    await assert_nothing_held(cache)
+
+
+async def test_an_abort_frees_the_row_that_the_request_came_with(cache: UnifiedRadixCache) -> None:
+    pool = cache.req_to_token_pool
+    req = await admit(cache, row=True)
+    row, other = req.req_pool_idx, pool.alloc()
+    assert row is not None
+    req.req_pool_idx = other
+    await cache.abort_req(req)
+    assert (pool.is_taken(row), pool.is_taken(other)) == (False, True)
     await assert_nothing_held(cache)
 
 

@@ -9,23 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import msgspec
+
 if TYPE_CHECKING:
     from radixtide.tree.node import Node
 
 
-class Link:
+class Link(msgspec.Struct, eq=False):
     """An entry of an :class:`LruList`; ``newer`` is None while it is in no list."""
 
-    __slots__ = ("newer", "node", "older")
+    node: Node | None = None
+    newer: Link | None = None
+    older: Link | None = None
 
-    newer: Link | None
-    older: Link | None
-    node: Node | None
-
-    def __init__(self, node: Node | None = None) -> None:
-        self.newer = None
-        self.older = None
-        self.node = node
+    def __repr__(self) -> str:
+        # The neighbours' names would lead round the whole list.
+        return f"{type(self).__name__}({self.node!r})"
 
 
 L = TypeVar("L", bound=Link)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +14,7 @@ NO_CHILDREN: Final[dict[bytes, Node]] = {}
 """Shared by all leaves, never written to: a leaf costs no dictionary."""
 
 
-class ComponentData(Link):
+class ComponentData(Link, eq=False):
     """What one component keeps on one node. Written by that component only.
 
     ``value``: device slots, int64, or None (a tombstone).
@@ -25,98 +26,50 @@ class ComponentData(Link):
     The record is itself the link of the component's device list.
     """
 
-    __slots__ = (
-        "device_children",
-        "host_lock_ref",
-        "host_value",
-        "lock_ref",
-        "metadata",
-        "order_key",
-        "value",
-    )
-
-    value: npt.NDArray[np.int64] | None
-    host_value: npt.NDArray[np.int64] | None
-    metadata: dict[str, Any] | None
-    order_key: Any
-
-    def __init__(self, node: Node) -> None:
-        self.newer = None
-        self.older = None
-        self.node = node
-        self.value = None
-        self.lock_ref = 0
-        self.host_value = None
-        self.host_lock_ref = 0
-        self.device_children = 0
-        self.order_key = None
-        self.metadata = None
+    value: npt.NDArray[np.int64] | None = None
+    lock_ref: int = 0
+    host_value: npt.NDArray[np.int64] | None = None
+    host_lock_ref: int = 0
+    device_children: int = 0
+    order_key: Any = None
+    metadata: dict[str, Any] | None = None
 
 
-class Node:
+class Node(msgspec.Struct, eq=False):
     """A run of whole pages below its parent. Structure is written by the tree's owner only.
+
+    A Struct, as everything here that is made often: instances are made in C.
 
     ``piece``: the node's part of the key as memory, with look-ahead (see :mod:`.key`).
     ``edge``: the node's name in its parent's table: the first page of its key, with the namespace
     in front below the root.
     ``end``: distance from the root to the node's end, in units; it never changes, since a split
     keeps the node's identity with the suffix.
+    ``lineage``: the name under which evicted children are remembered (see :mod:`.ghosts`).
+    ``high_water``: the greatest depth its branch ever had, where a policy asks for it.
+    ``created``: order of creation; a split copies it.
     ``touch``: number of the last touch; with ``end`` it is the access time, ordered so that of one
     touch the deeper node is older.
-    ``epoch``: raised when the node's device slots leave or change.
-    ``lineage``: the name under which evicted children are remembered (see :mod:`.ghosts`).
+    ``hits``: requests that used the node. ``priority``: the highest of those that stored it.
     ``pins``: own pins and pinned children.
+    ``epoch``: raised when the node's device slots leave or change.
     """
 
-    __slots__ = (
-        "children",
-        "component_data",
-        "created",
-        "edge",
-        "end",
-        "epoch",
-        "high_water",
-        "hits",
-        "id",
-        "lineage",
-        "parent",
-        "piece",
-        "pins",
-        "priority",
-        "touch",
-    )
-
+    id: int
     parent: Node | None
+    piece: bytes
+    edge: bytes
+    end: int
     children: dict[bytes, Node]
-    component_data: tuple[ComponentData, ...]
-
-    def __init__(
-        self,
-        node_id: int,
-        parent: Node | None,
-        piece: bytes,
-        edge: bytes,
-        end: int,
-        components: int,
-    ) -> None:
-        self.id = node_id
-        self.parent = parent
-        self.children = NO_CHILDREN
-        self.piece = piece
-        self.edge = edge
-        self.end = end
-        self.touch = 0
-        self.created = 0
-        self.hits = 0
-        self.priority = 0
-        self.epoch = 0
-        self.lineage = node_id
-        self.pins = 0
-        self.high_water = end
-        if components == 1:
-            self.component_data = (ComponentData(self),)
-        else:
-            self.component_data = tuple(ComponentData(self) for _ in range(components))
+    lineage: int
+    high_water: int
+    created: int
+    touch: int = 0
+    hits: int = 0
+    priority: int = 0
+    pins: int = 0
+    epoch: int = 0
+    component_data: tuple[ComponentData, ...] = ()
 
     @property
     def start(self) -> int:

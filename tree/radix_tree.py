@@ -8,29 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from radixtide.tree.key import TOKEN_BYTES, RadixKey, common_units
-from radixtide.tree.node import NO_CHILDREN, Node
+from radixtide.tree.node import NO_CHILDREN, ComponentData, Node
 
 
-class Walk:
+class Walk(msgspec.Struct, eq=False):
     """Where a key leads: the nodes it covers whole, and the node it ends inside of.
 
     ``path``: covered nodes from the first below the start.
     ``inside``, ``inside_units``: the node that the key shares some, but not all, whole pages with,
     and how many units those are; None and 0 where the key ends at a node's end or finds no child.
-    ``limit``: units of the key that took part (page aligned), counted from the walk's start.
+    ``base``: depth of the start. ``limit``: units of the key that took part (page aligned), counted
+    from there.
     """
 
-    __slots__ = ("base", "inside", "inside_units", "key", "limit", "path", "start")
-
-    def __init__(self, key: RadixKey, start: Node, limit: int) -> None:
-        self.key = key
-        self.start = start
-        self.base = start.end
-        self.limit = limit
-        self.path: list[Node] = []
-        self.inside: Node | None = None
-        self.inside_units = 0
+    key: RadixKey
+    start: Node
+    base: int
+    limit: int
+    path: list[Node]
+    inside: Node | None = None
+    inside_units: int = 0
 
     @property
     def last(self) -> Node:
@@ -90,7 +90,11 @@ class RadixTree:
     def _new_node(self, parent: Node | None, piece: bytes, edge: bytes, end: int) -> Node:
         node_id = self._next_id
         self._next_id = node_id + 1
-        node = Node(node_id, parent, piece, edge, end, self.components)
+        node = Node(node_id, parent, piece, edge, end, NO_CHILDREN, node_id, end, node_id)
+        if self.components == 1:
+            node.component_data = (ComponentData(node),)
+        else:
+            node.component_data = tuple([ComponentData(node) for _ in range(self.components)])
         self.nodes[node_id] = node
         return node
 
@@ -127,14 +131,14 @@ class RadixTree:
         """
         node = self.root if start is None else start
         limit = key.units - key.units % self.page_size
-        found = Walk(key, node, limit)
+        path: list[Node] = []
+        found = Walk(key, node, node.end, limit, path)
         if not limit:
             return found
         raw = key.raw
         edge_bytes = self.edge_bytes
         base = node.end * TOKEN_BYTES
         stop = limit * TOKEN_BYTES
-        path = found.path
         position = 0
         edge = raw[:edge_bytes]
         if node.parent is None:
@@ -189,7 +193,6 @@ class RadixTree:
         end = walk.limit
         piece = walk.key.piece(begin, end)
         leaf = self._new_node(parent, piece, self.edge_of(walk, begin), walk.base + end)
-        leaf.created = leaf.id
         leaf.touch = parent.touch
         if parent.children is NO_CHILDREN:
             parent.children = {}
