@@ -149,7 +149,7 @@ class UnifiedRadixCache:
 
     def _on_restarted(self, cell: Cell) -> None:
         if self._coordinator is not None and self._coordinator.open:
-            cell.system.tell(self._coordinator, calls.Repair(cell.name), sender="supervisor")
+            cell.system.notify(self._coordinator, calls.Repair(cell.name))
 
     # -- how a call runs ------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class Cell:
     def crashed_now(self, message: Any, error: Exception, applied: bool = False) -> Any:
         """Restart after a crash in the sender's stack; REDELIVER, or ActorFailed if `applied`."""
         self.restart(error)
-        if applied or not self.open or self.system.limits.deliveries_max == 1:
+        if applied or not self.open or not self.may_redeliver(message, 1):
             raise self.failure(message, error) from error
         return REDELIVER
 
@@ -277,6 +277,13 @@ class Cell:
         self.system.restarted(self)
         self.free()
 
+    def may_redeliver(self, message: Any, deliveries: int) -> bool:
+        """Return whether a message that crashed its receiver may come again.
+
+        One that applies a plan must arrive: it comes until the restart limit ends the actor.
+        """
+        return deliveries < self.system.limits.deliveries_max or getattr(message, "applies", False)
+
     def failure(self, message: Any, error: BaseException) -> ActorFailed:
         """Return the error for the sender of a message that crashed its receiver."""
         failed = ActorFailed(
@@ -288,7 +295,7 @@ class Cell:
 
     def crash(self, envelope: Envelope, error: Exception, applied: bool = False) -> None:
         """Restart after a queued message crashed its handler, and deliver it again."""
-        again = not applied and envelope.deliveries < self.system.limits.deliveries_max
+        again = not applied and self.may_redeliver(envelope.message, envelope.deliveries)
         if again:
             self.mailbox.appendleft(envelope)
         self.restart(error)

@@ -148,6 +148,10 @@ class Ledger:
         """Return all entries, oldest first."""
         return list(self._entries.values())
 
+    def owns_row(self, row: int) -> bool:
+        """Return whether `row` is the row of an entry."""
+        return row in self._rows
+
     def claims(self) -> dict[int, tuple[str, int]]:
         """Return request id and slots asked for, by holder number."""
         return {entry.holder: (entry.rid, entry.allocated) for entry in self._entries.values()}

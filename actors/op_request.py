@@ -112,7 +112,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     assert part.indices is not None
     # The row first: from here on nothing the engine reads names a duplicate.
     entry.write(state.rows, walk.base, part.indices)
-    old = state.receipts.pop(entry.receipt) if entry.receipt is not None else None
+    old = state.receipts[entry.receipt] if entry.receipt is not None else None
     old_node = old.node if old is not None and old.node.parent is not None else None
     settled = yield [
         (
@@ -126,6 +126,8 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
         )
         for index, cell in enumerate(state.cells)
     ]
+    if entry.receipt is not None:
+        del state.receipts[entry.receipt]
     receipt = state.issue(inserted.node, [record for record, _ in settled], req.rid)
     entry.receipt = receipt.id
     entry.node = inserted.node
@@ -221,8 +223,8 @@ def _let_go(
         if entry.receipt is not None:
             del state.receipts[entry.receipt]
         state.ledger.close(entry)
-    row = req.req_pool_idx
-    if row is not None and state.rows.is_taken(row):
+    row = entry.row_index if entry is not None else req.req_pool_idx
+    if row is not None and state.rows.is_taken(row) and not state.ledger.owns_row(row):
         state.rows.free(row)
     req.req_pool_idx = None
     req.forget()

@@ -158,10 +158,9 @@ class ActorSystem:
             on_reply,
         )
 
-    def send(self, envelope: Envelope, first: bool = False) -> None:
+    def send(self, envelope: Envelope) -> None:
         """Bring `envelope` to its receiver's mailbox, through the interceptors."""
-        cell = envelope.receiver
-        deliver: Callable[[Envelope], None] = cell.enqueue_first if first else cell.enqueue
+        deliver: Callable[[Envelope], None] = envelope.receiver.enqueue
         for interceptor in reversed(self.interceptors):
             deliver = _through(interceptor, deliver)
         deliver(envelope)
@@ -172,11 +171,8 @@ class ActorSystem:
             deliver = _back_through(interceptor, envelope, deliver)
         deliver()
 
-    def tell(self, cell: Cell, message: Any, sender: str = "face", first: bool = False) -> None:
-        """Send a message that nobody waits for; it has room beyond the mailbox's limit.
-
-        `first`: it comes before what waits already.
-        """
+    def tell(self, cell: Cell, message: Any, sender: str = "face") -> None:
+        """Send a message that nobody waits for; it has room beyond the mailbox's limit."""
         envelope = self.envelope(sender, cell, message, gives=True)
         if cell.idle:
             try:
@@ -187,7 +183,7 @@ class ActorSystem:
             if outcome is not REDELIVER:
                 return
             envelope.deliveries = 1
-        self.send(envelope, first)
+        self.send(envelope)
 
     def ask(
         self, cell: Cell, message: Any, timeout: float, gives: bool = False, sender: str = "face"
@@ -242,7 +238,14 @@ class ActorSystem:
         """Undo a reply that nobody takes, if it owns something."""
         undo = envelope.receiver.actor.give_back(envelope.message, reply)
         if undo is not None and envelope.receiver.open:
-            self.tell(envelope.receiver, undo, sender=envelope.receiver.name, first=True)
+            self.notify(envelope.receiver, undo)
+
+    def notify(self, cell: Cell, message: Any) -> None:
+        """Bring the runtime's own notice to an actor: before all mail, and past the interceptors.
+
+        A notice repairs what a fault has done; a fault must not lose it.
+        """
+        cell.enqueue_first(self.envelope("runtime", cell, message, gives=True))
 
     def watch(self, cell: ConversingCell, exchange: Exchange) -> None:
         """See that a waiting exchange neither blocks others for long nor waits for lost mail."""
@@ -264,6 +267,7 @@ class ActorSystem:
         """Ask `silent` for a sign of life until it gives one, then tell `asker`."""
 
         def alive(envelope: Envelope, reply: Any, error: BaseException | None) -> None:
+            silent.answered.pop(envelope.correlation, None)
             asker.revived(silent)
 
         ping = self.envelope(asker.name, silent, Ping(), gives=True, on_reply=alive)

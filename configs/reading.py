@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -37,9 +38,15 @@ def find_problems(document: Mapping[str, Any] | CacheConfig) -> list[str]:
 
     A Struct built in Python is checked too: msgspec checks only what it reads.
     """
+    return list(_problems(document, _schema(), ""))
+
+
+@cache
+def _schema() -> inspect.StructType:
+    """Return the schema as data; made once, it takes milliseconds."""
     info = inspect.type_info(CacheConfig)
     assert isinstance(info, inspect.StructType)
-    return list(_problems(document, info, ""))
+    return info
 
 
 def config_error(source: str, problems: Iterable[str]) -> ConfigError:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from radixtide import UnifiedRadixCache
+from radixtide.actors import system as system_module
+from radixtide.actors.component_actor import ComponentActor
 from radixtide.actors.envelope import PassThrough
 from radixtide.components.api import AllocateParams, EvictParams, InsertParams, MatchPrefixParams
 from radixtide.components.request import Request
@@ -27,7 +29,7 @@ from support.caches import (
     take,
     tokens,
 )
-from support.interceptors import DropReply, Stall, StallReplies
+from support.interceptors import Delay, DropFirst, DropReply, Duplicate, Stall, StallReplies
 
 TURNS = range(12)
 """More turns of the loop than any call of the small cache needs; a test checks that."""
@@ -273,6 +275,37 @@ async def test_an_allocation_whose_answer_was_lost_is_undone_at_its_deadline(
         with pytest.raises(CallTimeout):
             await cache.allocate(AllocateParams(num_tokens=8), timeout=0.02)
         cache.remove_interceptor(drop)
+        await until(lambda: system_of(cache).quiet)
+        await assert_nothing_held(cache)
+
+
+@pytest.mark.parametrize("fault", [DropFirst, Delay, Duplicate])
+@pytest.mark.parametrize("undo", ["UndoAllocate", "UndoMatch", "DecLockRef"])
+async def test_an_undo_reaches_its_actor_whatever_intercepts(
+    monkeypatch: pytest.MonkeyPatch, undo: str, fault: type[DropFirst | Delay | Duplicate]
+) -> None:
+    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.001)
+    async with open_cache() as cache:
+        node = (await store(cache, key(16))).last_device_node
+        calls: dict[str, Call] = {
+            "UndoAllocate": lambda cache, _: take(cache, 8),
+            "UndoMatch": lambda cache, _: match(cache, key(16), lock=True),
+            "DecLockRef": lambda cache, _: cache.inc_lock_ref(node),
+        }
+        faulty = fault(undo, count=None)
+        late = StallReplies("coordinator")
+        cache.add_interceptor(faulty)
+        cache.add_interceptor(late)
+        call = asyncio.ensure_future(calls[undo](cache, {}))
+        await until(lambda: bool(late.held))
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        late.release()
+        cache.remove_interceptor(late)
+        cache.remove_interceptor(faulty)
+        sizes = state_of(cache).full.actor
+        assert isinstance(sizes, ComponentActor)
+        await until(lambda: not (sizes.sizes().held or sizes.sizes().protected))
         await until(lambda: system_of(cache).quiet)
         await assert_nothing_held(cache)
 

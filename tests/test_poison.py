@@ -1,7 +1,7 @@
 """A component that crashes again and again on a message that applies something.
 
-Whatever the caller hears, the cache is sound afterwards, what others hold is untouched, and a request
-that was in the middle of it can be aborted.
+Whatever the caller hears, the cache is sound afterwards, what others hold is untouched, and a
+request that was in the middle of it can be aborted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from radixtide.configs.errors import ActorFailed
 from radixtide.configs.schema import LimitsConfig
 from support.actors import until
 from support.caches import (
-    MakeCache,
     assert_sound,
     key,
     match,
+    open_cache,
     state_of,
     store,
     system_of,
@@ -97,9 +97,9 @@ async def prepare(cache: UnifiedRadixCache) -> World:
 @pytest.mark.parametrize("times", [1, 2, 5])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_the_cache_is_sound_after_any_crash_and_what_is_held_can_be_let_go(
-    make_cache: MakeCache, case: Case, times: int, plant: type[CrashBefore | CrashAfter]
+    case: Case, times: int, plant: type[CrashBefore | CrashAfter]
 ) -> None:
-    async with make_cache(limits=LIMITS, pin_budget=32) as cache:
+    async with open_cache(limits=LIMITS, pin_budget=32) as cache:
         at = await prepare(cache)
         crash = plant(case.message, "full", count=times)
         cache.add_interceptor(crash)
