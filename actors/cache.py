@@ -149,7 +149,9 @@ class UnifiedRadixCache:
 
     def _on_restarted(self, cell: Cell) -> None:
         if self._coordinator is not None and self._coordinator.open:
-            cell.system.notify(self._coordinator, calls.Repair(cell.name))
+            if not self._state.repair_waits:
+                self._state.repair_waits = True
+                cell.system.notify(self._coordinator, calls.Repair(cell.name))
 
     # -- how a call runs ------------------------------------------------------------
 

@@ -104,6 +104,7 @@ def audit(state: State, p: AuditAll) -> Conversation:
 
 def repair(state: State, p: Repair) -> Conversation:
     """Make the records true after a crash: what is in doubt is dropped, what is held stays."""
+    state.repair_waits = False
     hollow: set[Node] = set()
     parts = yield state.all(Rebuild(state.locked(), set(state.ledger.claims())))
     state.counters.repairs += 1

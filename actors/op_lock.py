@@ -34,4 +34,6 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Conversation:
         return DecLockRefResult(dict.fromkeys(state.names, 0))
     moved = yield state.unlock(node, held.records)
     del state.receipts[receipt.id]
+    if len(moved) == 1:
+        return DecLockRefResult({state.full.name: moved[0]})
     return DecLockRefResult(dict(zip(state.names, moved, strict=True)))

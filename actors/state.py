@@ -105,6 +105,7 @@ class State:
         self.receipts_issued = 0
         self.pins = PinBoard(config.pins.budget)
         self.counters = Counters()
+        self.repair_waits = False
         self.cache_id = next(_CACHE_IDS)
 
     def attach(self, cells: list[Cell]) -> None:

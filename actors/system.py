@@ -183,7 +183,25 @@ class ActorSystem:
             if outcome is not REDELIVER:
                 return
             envelope.deliveries = 1
+        envelope.on_reply = self._told
         self.send(envelope)
+        self.resend(envelope)
+
+    def _told(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
+        envelope.receiver.answered.pop(envelope.correlation, None)
+        if error is not None:
+            self.unheard(envelope, error)
+
+    def resend(self, envelope: Envelope) -> None:
+        """Send `envelope` again from time to time, while it may be lost and is still wanted."""
+        if self.interceptors:
+            # Without interceptors nothing is lost or held back: no timers are needed.
+            self.loop.call_later(RESEND_AFTER_S, self._send_again, envelope)
+
+    def _send_again(self, envelope: Envelope) -> None:
+        if not envelope.settled and not envelope.withdrawn and envelope.receiver.open:
+            self.send(envelope)
+            self.loop.call_later(RESEND_AFTER_S, self._send_again, envelope)
 
     def ask(
         self, cell: Cell, message: Any, timeout: float, gives: bool = False, sender: str = "face"
@@ -249,19 +267,11 @@ class ActorSystem:
 
     def watch(self, cell: ConversingCell, exchange: Exchange) -> None:
         """See that a waiting exchange neither blocks others for long nor waits for lost mail."""
-
-        def resend() -> None:
-            if cell.exchange is not exchange:
-                return
-            for asked, reply in zip(exchange.awaiting, exchange.replies, strict=True):
-                if asked is not None and reply is None:
-                    self.send(asked)
-            self.loop.call_later(RESEND_AFTER_S, resend)
-
         if self.interceptors:
-            # Without interceptors nothing is lost or held back: no timers are needed.
             self.loop.call_later(self.limits.stall_after_s, cell.set_aside, exchange)
-            self.loop.call_later(RESEND_AFTER_S, resend)
+        for asked in exchange.awaiting:
+            if asked is not None:
+                self.resend(asked)
 
     def probe(self, asker: ConversingCell, silent: Cell) -> None:
         """Ask `silent` for a sign of life until it gives one, then tell `asker`."""
@@ -271,13 +281,8 @@ class ActorSystem:
             asker.revived(silent)
 
         ping = self.envelope(asker.name, silent, Ping(), gives=True, on_reply=alive)
-
-        def resend() -> None:
-            if not ping.settled and silent in asker.stalled:
-                self.send(ping)
-                self.loop.call_later(RESEND_AFTER_S, resend)
-
-        resend()
+        self.send(ping)
+        self.resend(ping)
 
 
 class PendingReply:
@@ -297,16 +302,7 @@ class PendingReply:
         envelope.deadline = system.loop.time() + timeout
         envelope.gives = gives
         envelope.on_reply = self._on_reply
-        if system.interceptors:
-            system.loop.call_later(RESEND_AFTER_S, self._resend)
-
-    def _resend(self) -> None:
-        """Send again what may be lost: until it is answered or, if it takes, nobody waits."""
-        envelope = self._envelope
-        if envelope.settled or envelope.withdrawn or (self._lost and not self._gives):
-            return
-        self._system.send(envelope)
-        self._system.loop.call_later(RESEND_AFTER_S, self._resend)
+        system.resend(envelope)
 
     def _on_reply(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
         envelope.receiver.answered.pop(envelope.correlation, None)

@@ -9,7 +9,8 @@ import pytest
 from radixtide.components.leaf_order import LeafOrder
 from radixtide.components.policies import make_policy
 from radixtide.configs.schema import EvictionConfig
-from radixtide.tree import ComponentData, Node, RadixTree
+from radixtide.tree import ComponentData, Node
+from support.trees import lone_node
 from support.work import PACKAGE
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
@@ -21,8 +22,7 @@ def order_of(name: str) -> tuple[LeafOrder, EvictionConfig]:
 
 
 def leaves(count: int) -> list[Node]:
-    root = RadixTree(1, 1).root
-    return [Node(number + 1, root, b"", b"", number % 5 + 1, 1) for number in range(count)]
+    return [lone_node(number % 5 + 1, node_id=number + 1) for number in range(count)]
 
 
 def record(node: Node) -> ComponentData:

@@ -18,6 +18,7 @@ from radixtide.components.policies import (
 from radixtide.configs.schema import EvictionConfig
 from radixtide.tree import Node
 from support.caches import MakeCache, key, make_config, match, store, tokens
+from support.trees import lone_node
 
 PROMPTS = {name: tokens(4, 100 * number) for number, name in enumerate("abcd")}
 
@@ -131,8 +132,7 @@ async def test_tlru_evicts_tails_that_a_conversation_can_spare_first(
 
 
 def node(start: int, end: int, high_water: int, touch: int = 5) -> Node:
-    parent = Node(1, None, b"", b"", start, 1)
-    made = Node(2, parent, b"", b"", end, 1)
+    made = lone_node(end, lone_node(start))
     made.high_water, made.touch = high_water, touch
     return made
 

@@ -302,3 +302,20 @@ async def test_no_answer_is_kept_once_everybody_has_it() -> None:
     await until(lambda: at.system.quiet)
     assert at.cell.answered == {}
     assert at.boss.answered == {}
+
+
+async def test_a_message_that_was_handled_in_its_last_delivery_is_answered() -> None:
+    at = Stage(direct=False, deliveries_max=2)
+    at.system.add_interceptor(CrashBefore("Grab"))
+    at.system.add_interceptor(CrashAfter("Grab"))
+    token = await at.ask(at.cell, Grab())
+    assert sorted([*at.keeper.free, token]) == [1, 2, 3]
+    assert at.cell.statistics().failures == 2
+
+
+async def test_a_conversation_that_ended_in_its_last_delivery_is_answered() -> None:
+    at = Stage(direct=False, deliveries_max=2)
+    at.system.add_interceptor(CrashBefore("Relay"))
+    at.system.add_interceptor(CrashAfter("Relay"))
+    assert await at.ask(at.boss, Relay((Note("once"),))) == [1]
+    assert at.keeper.texts == ["once"]

@@ -10,6 +10,7 @@ from radixtide.actors.state import LiveReceipt
 from radixtide.components.api import NodeHandle
 from radixtide.tiers.slots import FREE, TREE
 from radixtide.tree.node import Node
+from support.trees import lone_node
 from support.world import PIN_BUDGET as PIN_BUDGET
 from support.world import World
 from support.world import populate as populate
@@ -43,7 +44,7 @@ def _slots(node: str) -> Callable[[World], Any]:
 
 
 def _unlinked_node(world: World) -> Node:
-    return Node(999, world.state.tree.root, b"", b"", 4, 1)
+    return lone_node(4, world.state.tree.root)
 
 
 def _rename_in_table(world: World) -> None:

@@ -259,7 +259,9 @@ class Driver:
             )
             assert req.prefix_indices.tolist() == shown[: live.shown or held.protected]
             if self.stamps is not None:
-                self.stamps.verify(req.prefix_indices, held.namespace, live.tokens)
+                self.stamps.verify(
+                    req.prefix_indices[: held.protected], held.namespace, live.tokens
+                )
         if req.req_pool_idx is not None:
             wanted = live.row if live.by_row else protected + held.own[: held.used]
             row = self.cache.req_to_token_pool.rows[req.req_pool_idx]
