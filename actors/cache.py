@@ -148,10 +148,11 @@ class UnifiedRadixCache:
         system.stop()
 
     def _on_restarted(self, cell: Cell) -> None:
-        if self._coordinator is not None and self._coordinator.open:
-            if not self._state.repair_waits:
-                self._state.repair_waits = True
-                cell.system.notify(self._coordinator, calls.Repair(cell.name))
+        # One repair that waits is enough, however many crashes there are.
+        if self._coordinator is None or not self._coordinator.open or self._state.repair_waits:
+            return
+        self._state.repair_waits = True
+        cell.system.notify(self._coordinator, calls.Repair(cell.name))
 
     # -- how a call runs ------------------------------------------------------------
 
