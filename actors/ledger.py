@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import numpy as np
 import torch
 
+from radixtide.components.api import Slots
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.request_pool import ReqToTokenPool
 from radixtide.tree.key import namespace_bytes
 from radixtide.tree.node import Node
-
-if TYPE_CHECKING:
-    from radixtide.components.api import Slots
 
 
 class Entry:
@@ -50,24 +47,36 @@ class Entry:
         self.protected = 0
         self.allocated = 0
         # Indices of a request without a row; grown by doubling.
-        self._buffer: torch.Tensor | None = None
+        self._buffer: Slots | None = None
 
     def write(self, pool: ReqToTokenPool, position: int, slots: Slots) -> None:
         """Write `slots` into the request's row from `position` on."""
         end = position + len(slots)
-        self.row(pool, end)[position:end] = torch.from_numpy(slots)
+        self._row(pool, end)[position:end] = slots
 
-    def row(self, pool: ReqToTokenPool, length: int) -> torch.Tensor:
+    def indices(self, pool: ReqToTokenPool, length: int) -> torch.Tensor:
+        """Return the first `length` entries of the request's row, as a view."""
+        return torch.from_numpy(self._row(pool, length)[:length])
+
+    def _row(self, pool: ReqToTokenPool, length: int) -> Slots:
         """Return the request's row, at least `length` long."""
         if self.row_index is not None:
-            return pool.rows[self.row_index]
+            return pool.array[self.row_index]
         buffer = self._buffer
         if buffer is None or len(buffer) < length:
-            grown = torch.zeros(max(length, 64) * 2, dtype=torch.int64)
+            grown = np.zeros(max(length, 64) * 2, dtype=np.int64)
             if buffer is not None:
                 grown[: len(buffer)] = buffer
             self._buffer = buffer = grown
         return buffer
+
+    def take_row(self, pool: ReqToTokenPool, row: int) -> None:
+        """Note the request's row, and bring it up to date when slots came before it."""
+        if self._buffer is not None:
+            known = self.protected + self.allocated
+            pool.array[row, :known] = self._buffer[:known]
+            self._buffer = None
+        self.row_index = row
 
 
 class Ledger:
@@ -129,12 +138,7 @@ class Ledger:
             self._entries[entry.rid] = entry
         row = req.req_pool_idx
         if row is not None and entry.row_index is None:
-            buffer = entry._buffer
-            if buffer is not None:
-                # The row was taken after the request had slots: bring it up to date.
-                known = entry.protected + entry.allocated
-                pool.rows[row, :known] = buffer[:known]
-            entry.row_index = row
+            entry.take_row(pool, row)
             self._rows[row] = entry
         return entry
 

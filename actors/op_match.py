@@ -68,7 +68,7 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Conversation:
             entry.node = node
             entry.protected = matched
             entry.write(state.rows, 0, slots)
-            req.prefix_indices = entry.row(state.rows, matched)[:matched]
+            req.prefix_indices = entry.indices(state.rows, matched)
             req.last_node = handle
             req.cache_protected_len = matched
             req.lock = receipt

@@ -53,7 +53,7 @@ class Progress:
         if wanted is None:
             wanted = min(tokens, allocated)
             written = row is None or self.protected >= state.rows.max_context
-            written = written or int(state.rows.rows[row, self.protected]) >= 0
+            written = written or int(state.rows.array[row, self.protected]) >= 0
             if self.holder == ANONYMOUS and not written:
                 # Nothing was written past the prefix: the request has computed nothing.
                 wanted = self.protected
@@ -65,7 +65,7 @@ class Progress:
                 f"({allocated})"
             )
         if self.holder == ANONYMOUS and row is not None:
-            self.own = state.rows.rows[row, self.protected : self.committed].numpy().copy()
+            self.own = state.rows.array[row, self.protected : self.committed].copy()
 
     def walk(self, state: State) -> Walk:
         """Walk the committed tokens from the locked node on: O(new tokens), not O(all)."""
@@ -86,7 +86,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     at = Progress(state, req)
     if not p.is_insert:
         if at.entry is not None:
-            req.prefix_indices = at.entry.row(state.rows, at.committed)[: at.committed]
+            req.prefix_indices = at.entry.indices(state.rows, at.committed)
         return CacheReqResult(at.protected, at.protected)
     walk = at.walk(state)
     if not walk.limit:
@@ -133,7 +133,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     entry.node = inserted.node
     entry.protected = end
     entry.allocated = max(entry.allocated - walk.limit, 0)
-    req.prefix_indices = entry.row(state.rows, end)[:end]
+    req.prefix_indices = entry.indices(state.rows, end)
     req.last_node = receipt.node
     req.cache_protected_len = end
     req.lock = receipt

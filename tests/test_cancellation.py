@@ -279,6 +279,36 @@ async def test_an_allocation_whose_answer_was_lost_is_undone_at_its_deadline(
         await assert_nothing_held(cache)
 
 
+async def test_a_call_can_be_repeated_while_the_answer_to_the_first_is_on_its_way() -> None:
+    async with open_cache() as cache:
+        await store(cache, key(16))
+        commit, answer = Stall(kind="CommitMatch"), StallReplies("coordinator")
+        cache.add_interceptor(commit)
+        cache.add_interceptor(answer)
+        req = Request("r", tokens(16))
+        first = asyncio.ensure_future(match(cache, req.key(), req=req, lock=True))
+        await until(lambda: bool(commit.held))
+        commit_now = StallReplies(kind="CommitMatch")
+        cache.add_interceptor(commit_now)
+        commit.release()
+        await until(lambda: bool(commit_now.held))
+        # The lock is taken, so the operation can not be given up any more.
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.ensure_future(match(cache, req.key(), req=req, lock=True))
+        commit_now.release()
+        await turns(50)
+        answer.release()
+        again = await second
+        assert req.lock == again.receipt
+        for one in (commit, answer, commit_now):
+            cache.remove_interceptor(one)
+        await until(lambda: system_of(cache).quiet)
+        assert req.lock == again.receipt
+        await cache.abort_req(req)
+        await assert_nothing_held(cache)
+
+
 @pytest.mark.parametrize("fault", [DropFirst, Delay, Duplicate])
 @pytest.mark.parametrize("undo", ["UndoAllocate", "UndoMatch", "DecLockRef"])
 async def test_an_undo_reaches_its_actor_whatever_intercepts(

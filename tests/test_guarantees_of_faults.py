@@ -56,6 +56,24 @@ async def test_g20_a_message_that_crashed_its_handler_comes_again(make_stage: Ma
     assert at.keeper.booms == 3
 
 
+async def test_g44_a_message_that_applies_something_is_delivered_until_it_is_handled(
+    make_cache: MakeCache,
+) -> None:
+    async with make_cache(limits=LimitsConfig(restarts_max=100, deliveries_max=2)) as cache:
+        crash = CrashBefore("CommitInsert", count=9)
+        cache.add_interceptor(crash)
+        assert (await store(cache, key(8))).inserted_len == 8
+        cache.remove_interceptor(crash)
+        assert crash.hits == 9
+        await assert_nothing_held(cache)
+    limits = LimitsConfig(restarts_max=3, restart_window_s=1000.0)
+    async with make_cache(limits=limits, audit=False) as cache:
+        cache.add_interceptor(CrashBefore("CommitInsert", count=None))
+        with pytest.raises(ActorFailed):
+            await store(cache, key(8))
+        assert not (await cache.stats()).actors["full"].alive
+
+
 async def test_g21_a_message_that_always_crashes_is_failed_to_its_sender(
     make_stage: MakeStage,
 ) -> None:

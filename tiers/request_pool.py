@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixtide.configs.errors import InvalidInput, OutOfSlots
@@ -19,6 +21,9 @@ class ReqToTokenPool:
         self.max_requests = max_requests
         self.max_context = max_context
         self.rows = torch.zeros((max_requests, max_context), dtype=torch.int64)
+        # The same memory. Written through NumPy: a copy of some kilobytes is not worth the threads
+        # that torch would wake for it.
+        self.array: npt.NDArray[np.int64] = self.rows.numpy()
         self._free = list(range(max_requests - 1, -1, -1))
         self._taken = [False] * max_requests
 
@@ -45,7 +50,7 @@ class ReqToTokenPool:
         row = self._free.pop()
         self._taken[row] = True
         # What an earlier request left must not be taken for slots of this one.
-        self.rows[row].fill_(-1)
+        self.array[row] = -1
         return row
 
     def free(self, row: int) -> None:
