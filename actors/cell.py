@@ -250,6 +250,13 @@ class Cell:
             if error is not None:
                 self.system.unheard(envelope, error)
             return
+        if envelope.left:
+            # Its caller is gone: what the answer owns goes back now, before a repeated call.
+            envelope.settled = True
+            self.answered.pop(envelope.correlation, None)
+            if error is None:
+                self.system.dropped(envelope, reply)
+            return
 
         def deliver() -> None:
             if not envelope.settled and envelope.on_reply is not None:
@@ -295,9 +302,13 @@ class Cell:
 
     def crash(self, envelope: Envelope, error: Exception, applied: bool = False) -> None:
         """Restart after a queued message crashed its handler, and deliver it again."""
+        known = self.answered.get(envelope.correlation)
         again = not applied and self.may_redeliver(envelope.message, envelope.deliveries)
         if again:
             self.mailbox.appendleft(envelope)
         self.restart(error)
-        if not again:
+        if known is not None and not again:
+            # It was handled before the crash: its sender gets the answer.
+            self.reply(envelope, *known)
+        elif not again:
             self.reply(envelope, None, self.failure(envelope.message, error))

@@ -37,6 +37,8 @@ class Envelope:
     ``sequence``: counts a sender's messages; ``correlation``: names the exchange, the same on every
     delivery of it; ``deadline``: loop time after which nobody waits; ``gives``: ownership passes
     with the message, so it is carried out even if nobody waits.
+    ``withdrawn``: need not be handled. ``left``: is handled, but its caller is gone. ``settled``: its
+    answer has arrived, or none is wanted.
     ``trace``: opaque context carried along for tracing.
     """
 
@@ -45,6 +47,7 @@ class Envelope:
         "deadline",
         "deliveries",
         "gives",
+        "left",
         "message",
         "on_reply",
         "receiver",
@@ -79,6 +82,7 @@ class Envelope:
         self.on_reply = on_reply
         self.deliveries = 0
         self.withdrawn = False
+        self.left = False
         self.settled = False
         self.trace: Any = None
 

@@ -61,7 +61,8 @@ class Entry:
     def _row(self, pool: ReqToTokenPool, length: int) -> Slots:
         """Return the request's row, at least `length` long."""
         if self.row_index is not None:
-            return pool.array[self.row_index]
+            row: Slots = pool.array[self.row_index]
+            return row
         buffer = self._buffer
         if buffer is None or len(buffer) < length:
             grown = np.zeros(max(length, 64) * 2, dtype=np.int64)

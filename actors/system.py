@@ -339,6 +339,7 @@ class PendingReply:
         envelope = self._envelope
         cell = envelope.receiver
         cell.withdraw(envelope)
+        envelope.left = not envelope.withdrawn
         known = cell.answered.pop(envelope.correlation, None)
         if known is not None and not envelope.settled:
             # Handled, but the answer is on its way or lost.

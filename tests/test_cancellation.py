@@ -23,9 +23,9 @@ from support.caches import (
     key,
     match,
     open_cache,
+    settled,
     state_of,
     store,
-    system_of,
     take,
     tokens,
 )
@@ -145,7 +145,7 @@ async def test_a_call_cancelled_at_any_turn_leaves_nothing_behind(name: str) -> 
             task.cancel()
             (result,) = await asyncio.gather(task, return_exceptions=True)
             assert isinstance(result, asyncio.CancelledError) or not isinstance(result, Exception)
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             await assert_sound(cache)
             if began or not isinstance(result, asyncio.CancelledError):
                 undo_what_came_through(name, held, result)
@@ -170,7 +170,7 @@ async def test_a_call_that_gives_is_carried_out_once_it_was_made(name: str) -> N
                 await turns(steps)
                 task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: system_of(cache).quiet)
+            await settled(cache)
             stats = await cache.stats()
             lock = held["req"].lock
             return stats.pools, stats.nodes, stats.receipts, lock and lock.id
@@ -196,7 +196,7 @@ async def test_a_hold_whose_scope_is_cancelled_at_any_turn_is_released(
             await turns(steps)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             await assert_nothing_held(cache)
 
 
@@ -209,7 +209,7 @@ async def test_a_hold_locks_inside_and_releases_at_the_end(
         assert receipt.node == found.last_device_node
         assert (await cache.stats()).receipts == 1
         assert (await cache.evict(EvictParams(num_tokens=16))).num_tokens_evicted == 0
-    await until(lambda: system_of(cache).quiet)
+    await settled(cache)
     await assert_nothing_held(cache)
 
 
@@ -223,7 +223,7 @@ async def test_a_hold_releases_when_its_block_raises(cache: UnifiedRadixCache) -
 
     with pytest.raises(ZeroDivisionError):
         await scope()
-    await until(lambda: system_of(cache).quiet)
+    await settled(cache)
     await assert_nothing_held(cache)
 
 
@@ -236,7 +236,7 @@ async def test_an_allocation_repeated_after_its_cancellation_keeps_its_slots() -
             first.cancel()
             mine = (await cache.allocate(AllocateParams(num_tokens=8, req=req))).indices
             await asyncio.gather(first, return_exceptions=True)
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             free = (await cache.stats()).pools["full"]["device"].free
             others = await take(cache, free)
             assert set(mine.tolist()).isdisjoint(others.tolist()), f"{steps} turns"
@@ -258,7 +258,7 @@ async def test_a_locking_match_can_be_repeated_after_its_cancellation() -> None:
             again = await match(cache, req.key(), req=req, lock=True)
             assert req.lock == again.receipt
             await asyncio.gather(first, return_exceptions=True)
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             assert req.lock == again.receipt
             await cache.abort_req(req)
             await assert_nothing_held(cache)
@@ -275,7 +275,7 @@ async def test_an_allocation_whose_answer_was_lost_is_undone_at_its_deadline(
         with pytest.raises(CallTimeout):
             await cache.allocate(AllocateParams(num_tokens=8), timeout=0.02)
         cache.remove_interceptor(drop)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         await assert_nothing_held(cache)
 
 
@@ -303,7 +303,7 @@ async def test_a_call_can_be_repeated_while_the_answer_to_the_first_is_on_its_wa
         assert req.lock == again.receipt
         for one in (commit, answer, commit_now):
             cache.remove_interceptor(one)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         assert req.lock == again.receipt
         await cache.abort_req(req)
         await assert_nothing_held(cache)
@@ -336,7 +336,7 @@ async def test_an_undo_reaches_its_actor_whatever_intercepts(
         sizes = state_of(cache).full.actor
         assert isinstance(sizes, ComponentActor)
         await until(lambda: not (sizes.sizes().held or sizes.sizes().protected))
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         await assert_nothing_held(cache)
 
 
@@ -352,7 +352,7 @@ async def test_a_locking_match_whose_answer_was_lost_is_undone_after_its_deadlin
             await cache.match_prefix(MatchPrefixParams(key(16), lock=True), timeout=0.02)
         late.release()
         cache.remove_interceptor(late)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         await assert_nothing_held(cache)
 
 

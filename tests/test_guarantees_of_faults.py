@@ -20,9 +20,9 @@ from support.caches import (
     key,
     match,
     open_cache,
+    settled,
     state_of,
     store,
-    system_of,
     take,
     tokens,
 )
@@ -118,7 +118,7 @@ async def test_g23_after_a_crash_records_are_repaired_and_what_is_held_stays(
             await cache.evict(EvictParams(num_tokens=64))
             cache.remove_interceptor(crash)
             assert crash.hits == 1
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             stats = await cache.stats()
             assert stats.counters["repairs"] == 1
             assert (stats.receipts, stats.requests) == (1, 1)
@@ -180,7 +180,7 @@ async def test_g26_a_call_that_takes_has_no_effect_when_it_timed_out(
                 await call
         late.release()
         cache.remove_interceptor(late)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         await assert_nothing_held(cache)
 
 
@@ -199,7 +199,7 @@ async def test_g27_a_call_that_gives_is_carried_out_when_it_timed_out(
                 await call
         stall.release()
         cache.remove_interceptor(stall)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         await assert_nothing_held(cache)
         assert len((await match(cache, key(8))).device_indices) == 8
 
@@ -226,7 +226,7 @@ async def test_g28_a_call_that_takes_leaves_nothing_held_when_it_is_cancelled() 
                 await cache.dec_lock_ref(matched.receipt)
             if not isinstance(receipt, BaseException):
                 await cache.dec_lock_ref(receipt)
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             await assert_nothing_held(cache)
 
 
@@ -238,7 +238,7 @@ async def test_g29_a_call_that_gives_is_carried_out_when_it_is_cancelled() -> No
             await turns(steps)
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             assert len((await match(cache, key(8))).device_indices) == 8
             await assert_nothing_held(cache)
 
@@ -260,7 +260,7 @@ async def test_g30_hold_releases_its_lock(cache: UnifiedRadixCache, end: str) ->
     await turns(20)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    await until(lambda: system_of(cache).quiet)
+    await settled(cache)
     await assert_nothing_held(cache)
 
 
@@ -279,7 +279,7 @@ async def test_g31_a_cancelled_call_can_be_made_again_at_once() -> None:
             if second.cancel():
                 await cache.allocate(AllocateParams(num_tokens=4, req=req))
             await asyncio.gather(second, return_exceptions=True)
-            await until(lambda cache=cache: system_of(cache).quiet)  # type: ignore[misc]  # now
+            await settled(cache)
             assert (await cache.stats()).pools["full"]["device"].held == 4
             await cache.abort_req(req)
             await assert_nothing_held(cache)

@@ -13,8 +13,7 @@ from radixtide import UnifiedRadixCache
 from radixtide.components.api import AllocateParams, EvictParams, InsertParams
 from radixtide.components.request import Request
 from radixtide.configs.errors import RadixtideError
-from support.actors import until
-from support.caches import key, match, open_cache, store, system_of, take, tokens
+from support.caches import key, match, open_cache, settled, store, take, tokens
 from support.interceptors import Recorder
 from support.rooms import ROOT
 
@@ -363,7 +362,7 @@ async def test_a_call_costs_the_messages_that_the_document_says(name: tuple[str,
         record = Recorder()
         cache.add_interceptor(record)
         await ended(call)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         cache.remove_interceptor(record)
         sent: dict[str, list[str]] = {"coordinator": [], "full": []}
         for message, actor in record.sent:

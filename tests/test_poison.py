@@ -16,15 +16,14 @@ from radixtide.components.api import AllocateParams, EvictParams, InsertParams
 from radixtide.components.request import Request
 from radixtide.configs.errors import ActorFailed
 from radixtide.configs.schema import LimitsConfig
-from support.actors import until
 from support.caches import (
     assert_sound,
     key,
     match,
     open_cache,
+    settled,
     state_of,
     store,
-    system_of,
     take,
     tokens,
 )
@@ -110,7 +109,7 @@ async def test_the_cache_is_sound_after_any_crash_and_what_is_held_can_be_let_go
             assert times > 1
         cache.remove_interceptor(crash)
         assert crash.hits >= 1
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         await assert_sound(cache)
 
         # What others hold is untouched.

@@ -126,7 +126,7 @@ async def test_cancelling_a_call_that_takes_undoes_it_at_every_turn(loops: None)
         await turns(steps)
         task.cancel()
         result: Any = (await asyncio.gather(task, return_exceptions=True))[0]
-        await until(lambda at=at: at.system.quiet)  # type: ignore[misc]  # bound at once
+        await at.settled()
         kept = [] if isinstance(result, asyncio.CancelledError) else [result]
         assert sorted(at.keeper.free + kept) == [1, 2, 3]
 
@@ -138,7 +138,7 @@ async def test_cancelling_a_call_that_gives_carries_it_out_at_every_turn() -> No
         await turns(steps)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await until(lambda at=at: at.system.quiet)  # type: ignore[misc]  # bound at once
+        await at.settled()
         assert at.keeper.texts == ["given"]
 
 

@@ -33,6 +33,7 @@ from support.caches import (
     key,
     make_config,
     match,
+    settled,
     store,
     system_of,
     take,
@@ -128,7 +129,7 @@ async def test_a_call_that_needs_a_silent_component_ends_at_its_deadline_and_alo
         assert await cache.unpin(key(tokens(4, start=700))) is False
         stall.release()
         cache.remove_interceptor(stall)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         await assert_sound(cache)
         after = await picture(cache)
         if name in TAKES:
@@ -152,7 +153,7 @@ async def test_a_call_that_gives_is_carried_out_after_the_silence_as_if_there_we
                     await GIVES[name](cache, at)
                 stall.release()
                 cache.remove_interceptor(stall)
-                await until(lambda: system_of(cache).quiet)
+                await settled(cache)
             else:
                 await GIVES[name](cache, at)
             return await picture(cache)
@@ -172,7 +173,7 @@ async def test_a_reset_that_needs_a_silent_component_is_carried_out_after_the_si
         assert len((await match(cache, key(tokens(8, start=700)))).device_indices) == 0
         stall.release()
         cache.remove_interceptor(stall)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         assert (await cache.stats()).nodes == 0
         assert (await cache.stats()).pools["full"]["device"].free == 64
 
@@ -192,7 +193,7 @@ async def test_many_calls_wait_for_a_silent_component_and_nothing_leaks(
         assert {type(result) for result in results} == {CallTimeout}
         stall.release()
         cache.remove_interceptor(stall)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         assert await picture(cache) == before
 
 
@@ -276,5 +277,5 @@ async def test_a_stalled_coordinator_ends_every_call_at_its_deadline_and_leaves_
         assert (await cache.stats()).actors["coordinator"].alive
         stall.release()
         cache.remove_interceptor(stall)
-        await until(lambda: system_of(cache).quiet)
+        await settled(cache)
         assert await picture(cache) == before

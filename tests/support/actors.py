@@ -195,6 +195,10 @@ class Stage:
             return await reply.wait()
         return reply
 
+    async def settled(self) -> None:
+        """Let the loop run until no message waits and no conversation runs."""
+        await until(lambda: self.system.quiet)
+
 
 MakeStage = Callable[..., Stage]
 """The type of the ``make_stage`` fixture."""

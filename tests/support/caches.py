@@ -31,6 +31,7 @@ from radixtide.configs.schema import (
     RequestPoolConfig,
 )
 from radixtide.tree.key import RadixKey, TokenIds
+from support.actors import until
 
 Delivery = Literal["direct", "queued"]
 
@@ -119,6 +120,12 @@ async def assert_nothing_held(cache: UnifiedRadixCache, *, heard: bool = True) -
             assert pool.in_flight == 0, (name, tier, pool)
             assert pool.free + pool.evictable == pool.size, (name, tier, pool)
     await assert_sound(cache, heard=heard)
+
+
+async def settled(cache: UnifiedRadixCache) -> None:
+    """Let the loop run until no message waits and no operation runs."""
+    system = system_of(cache)
+    await until(lambda: system.quiet)
 
 
 def system_of(cache: UnifiedRadixCache) -> ActorSystem:

@@ -13,7 +13,7 @@ from radixtide.components.api import AllocateParams, MatchPrefixParams
 from radixtide.components.request import Request
 from radixtide.configs.errors import ActorFailed, CallTimeout, OutOfSlots
 from support.actors import turns, until
-from support.caches import system_of, tokens
+from support.caches import settled, tokens
 from support.interceptors import Crash
 
 FAULTS: Final = ("drop", "duplicate", "delay", "crash")
@@ -136,5 +136,5 @@ async def under_fire(cache: UnifiedRadixCache, seed: int, faults: tuple[str, ...
     # What was delayed comes within HASTE_S; what was lost is sent again until it is settled.
     end = loop.time() + 2 * HASTE_S
     await until(lambda: loop.time() > end)
-    await until(lambda: system_of(cache).quiet)
+    await settled(cache)
     return chaos.done
