@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
 import torch
 
 from radixtide.actors import calls
@@ -91,7 +92,7 @@ class UnifiedRadixCache:
         self._turns = config.limits.immediate_calls
         self._turn_limit = config.limits.immediate_calls
         self._resetting = False
-        self._given: asyncio.Event | None = None
+        self._given: anyio.Event | None = None
         self.kv_pool: TokenToKVPool | None = None
         self._build()
 
@@ -405,7 +406,7 @@ class UnifiedRadixCache:
         self._resetting = True
         try:
             while True:
-                self._given = asyncio.Event()
+                self._given = anyio.Event()
                 try:
                     await self._give(calls.Reset(), None)
                     return
@@ -413,10 +414,10 @@ class UnifiedRadixCache:
                     left = deadline - loop.time()
                     if left <= 0:
                         raise
-                    try:
-                        async with asyncio.timeout(left):
-                            await self._given.wait()
-                    except TimeoutError:
+                    with anyio.move_on_after(left) as waiting:
+                        await self._given.wait()
+                    if waiting.cancelled_caught:
+                        # One last try: it tells who holds what now.
                         deadline = loop.time()
         finally:
             self._resetting = False

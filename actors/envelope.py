@@ -37,8 +37,8 @@ class Envelope:
     ``sequence``: counts a sender's messages; ``correlation``: names the exchange, the same on every
     delivery of it; ``deadline``: loop time after which nobody waits; ``gives``: ownership passes
     with the message, so it is carried out even if nobody waits.
-    ``withdrawn``: need not be handled. ``left``: is handled, but its caller is gone. ``settled``: its
-    answer has arrived, or none is wanted.
+    ``withdrawn``: need not be handled. ``left``: is handled, but its caller is gone.
+    ``settled``: its answer has arrived, or none is wanted.
     ``trace``: opaque context carried along for tracing.
     """
 

@@ -43,7 +43,7 @@ def check_row(cache: UnifiedRadixCache, running: Running) -> None:
     expected = full.path_slots(path).tolist() + own
     assert entry.protected == req.cache_protected_len == len(expected) - len(own)
     assert len(expected) == running.slots
-    row = entry.row(state.rows, len(expected))
+    row = entry.indices(state.rows, len(expected))
     assert row[: len(expected)].tolist() == expected
     if req.prefix_indices is not None:
         assert req.prefix_indices.tolist() == expected[: len(req.prefix_indices)]
