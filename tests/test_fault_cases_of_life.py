@@ -207,6 +207,16 @@ async def leaves(cache: UnifiedRadixCache, count: int) -> None:
         await store(cache, key(tokens(4, 10 * turn)))
 
 
+async def test_the_counter_of_work_sees_the_library_run(make_cache: MakeCache) -> None:
+    """What the tests of cost below count by: a longer path takes more lines, nothing takes none."""
+    async with make_cache(delivery="direct") as cache:
+        assert await lines_run(asyncio.sleep(0)) == 0
+        few = await lines_run(match(cache, key(8)))
+        for end in (4, 8):
+            await store(cache, key(end))
+        assert await lines_run(match(cache, key(8))) > few > 0
+
+
 async def evict_cost(count: int) -> int:
     """Return the lines that evicting 64 of `count` leaves takes."""
     async with checked(make_config(size=4 * count)) as cache:

@@ -11,7 +11,6 @@ from radixtide.components.policies import make_policy
 from radixtide.configs.schema import EvictionConfig
 from radixtide.tree import ComponentData, Node
 from support.trees import lone_node
-from support.work import PACKAGE
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
 
@@ -99,7 +98,3 @@ def test_any_sequence_of_changes_keeps_the_order_of_the_policy(name: str) -> Non
         assert len(order) == len(found) == len(members)
         keys = [policy.key(one) for one in found if one is not None]
         assert keys == sorted(keys)
-
-
-def test_the_lines_of_the_library_are_counted_in_its_rooms() -> None:
-    assert LeafOrder.add.__code__.co_filename.startswith(PACKAGE)
