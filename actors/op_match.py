@@ -14,7 +14,7 @@ from radixtide.components.api import MatchPrefixParams, MatchResult, MissReason
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.slots import EMPTY
-from radixtide.tree.key import RadixKey
+from radixtide.tree.key import TOKEN_BYTES, RadixKey
 from radixtide.tree.radix_tree import Walk
 
 
@@ -37,6 +37,8 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Conversation:
         votes = yield state.all(Validate(path, inside, walk.inside_units))
         full_length = _depth(walk, votes[0][-1] if votes[0] else 0)
         steps = _longest_common(votes)
+        if req is not None and p.lock:
+            _check_tokens(req, key, _depth(walk, steps))
         split = None
         if inside is not None and steps == len(path) + 1:
             split = state.split_inside(walk)
@@ -107,6 +109,19 @@ def _check_request(state: State, req: Request, key: RadixKey, lock: bool) -> int
                 f"{state.rows.max_context} (pools.requests.max_context)"
             )
     return req.counted_len
+
+
+def _check_tokens(req: Request, key: RadixKey, units: int) -> None:
+    """Raise InvalidRequest unless the matched part of `key` is what the request begins with.
+
+    What the request computes later is cached below that part, without a look at it again.
+    """
+    matched = key.piece(0, units) if units else b""
+    if req.segment(0, len(matched) // TOKEN_BYTES).tobytes() != matched:
+        raise InvalidRequest(
+            f"request {req.rid!r} matches with a key that is not made of its own tokens; "
+            "use req.key()"
+        )
 
 
 def _depth(walk: Walk, steps: int) -> int:

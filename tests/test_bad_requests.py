@@ -9,9 +9,12 @@ import pytest
 
 from radixtide import (
     AllocateParams,
+    InsertParams,
     InvalidInput,
     InvalidRequest,
+    MatchPrefixParams,
     OutOfSlots,
+    RadixKey,
     Request,
     SlotError,
     UnifiedRadixCache,
@@ -321,3 +324,16 @@ async def test_an_allocation_of_nothing_holds_nothing(cache: UnifiedRadixCache) 
     assert given.indices.tolist() == []
     await assert_nothing_held(cache)
     await cache.reset()
+
+
+async def test_a_locking_match_with_a_key_of_other_tokens_is_refused(make_cache: MakeCache) -> None:
+    async with make_cache(page_size=4) as cache:
+        slots = (await cache.allocate(AllocateParams(num_tokens=8))).indices
+        await cache.insert(InsertParams(RadixKey([*range(8)]), slots))
+        req = Request("r", [*range(4), 50, 51, 52, 53, 54, 55])
+        with pytest.raises(InvalidRequest, match="not made of its own tokens"):
+            await cache.match_prefix(MatchPrefixParams(RadixKey([*range(8)]), req=req, lock=True))
+        assert (await cache.stats()).receipts == 0
+        match = await cache.match_prefix(MatchPrefixParams(req.key(), req=req, lock=True))
+        assert len(match.device_indices) == 4
+        await cache.abort_req(req)
