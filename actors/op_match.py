@@ -17,6 +17,11 @@ from radixtide.tiers.slots import EMPTY
 from radixtide.tree.key import TOKEN_BYTES, RadixKey
 from radixtide.tree.radix_tree import Walk
 
+# Names of their own: looking a member up in an enumeration costs more than the comparison.
+COMPLETE = MissReason.COMPLETE
+UNALIGNED_TAIL = MissReason.UNALIGNED_TAIL
+NEVER_STORED = MissReason.NEVER_STORED
+
 
 def match_prefix(state: State, p: MatchPrefixParams) -> Conversation:
     """Find the longest reusable prefix; see ``UnifiedRadixCache.match_prefix``."""
@@ -74,15 +79,11 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Conversation:
             req.last_node = handle
             req.cache_protected_len = matched
             req.lock = receipt
+    missing = key.units - matched
+    if receipt is None:
+        return MatchResult(indices, handle, handle, handle, reason, full_length, missing)
     return MatchResult(
-        device_indices=indices,
-        last_device_node=handle,
-        last_host_node=handle,
-        best_match_node=handle,
-        miss_reason=reason,
-        full_kv_hit_length=full_length,
-        miss_length=key.units - matched,
-        receipt=receipt,
+        indices, handle, handle, handle, reason, full_length, missing, receipt=receipt
     )
 
 
@@ -146,15 +147,15 @@ def _miss_reason(state: State, walk: Walk, matched: int, full_length: int) -> Mi
     """Say why the match is not longer than `matched`."""
     key = walk.key
     if matched == key.units:
-        return MissReason.COMPLETE
+        return COMPLETE
     if matched == walk.limit:
-        return MissReason.UNALIGNED_TAIL
+        return UNALIGNED_TAIL
     if matched < full_length:
         # Full has more: another component cut the match.
         return MissReason.NO_STATE
-    if state.ghosts.knows(walk.last, state.tree.edge_of(walk, matched)):
+    if len(state.ghosts) and state.ghosts.knows(walk.last, state.tree.edge_of(walk, matched)):
         return MissReason.EVICTED
-    return MissReason.NEVER_STORED
+    return NEVER_STORED
 
 
 def undo_match(state: State, p: UndoMatch) -> Conversation:

@@ -38,7 +38,7 @@ class LiveReceipt(msgspec.Struct, eq=False):
     """What a receipt stands for: the node, what each component counted, and whose it is."""
 
     node: Node
-    handle: NodeHandle
+    receipt: LockReceipt
     records: list[Any]
     rid: str | None
 
@@ -192,8 +192,9 @@ class State:
         """Write down a lock and return its receipt."""
         self.receipts_issued = number = self.receipts_issued + 1
         handle = NodeHandle(node.id, self.tree.generation, node.epoch)
-        self.receipts[number] = LiveReceipt(node, handle, records, rid)
-        return LockReceipt(number, handle, self.cache_id)
+        receipt = LockReceipt(number, handle, self.cache_id)
+        self.receipts[number] = LiveReceipt(node, receipt, records, rid)
+        return receipt
 
     def live(self, receipt: LockReceipt) -> LiveReceipt:
         """Return what `receipt` stands for. Raises ForeignReceipt or ReceiptReleased."""
@@ -201,7 +202,7 @@ class State:
             held = self.receipts.get(receipt.id)
         except TypeError:
             held = None
-        if held is not None and held.handle == receipt.node and receipt.cache == self.cache_id:
+        if held is not None and (held.receipt is receipt or held.receipt == receipt):
             return held
         check_receipt(receipt)
         if receipt.cache != self.cache_id:

@@ -41,13 +41,16 @@ class EvictLayer(enum.Enum):
     ALL = "all"
 
 
-class MissReason(enum.Enum):
-    """Why a match is not longer.
+class MissReason(enum.StrEnum):
+    """Why a match is not longer. Each is a string too.
 
     ``COMPLETE``: nothing is missing. ``UNALIGNED_TAIL``: all whole pages matched; the rest is
     shorter than a page. ``NEVER_STORED``: the next page was not seen, or its eviction is forgotten.
     ``EVICTED``: the next page was cached and evicted. The others belong to components and tiers.
     """
+
+    # By value and in C: a reason is counted at every match.
+    __hash__ = str.__hash__
 
     COMPLETE = "complete"
     UNALIGNED_TAIL = "unaligned_tail"

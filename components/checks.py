@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -29,9 +28,8 @@ from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidInput, InvalidRequest, SlotError
 from radixtide.tree.key import RadixKey
 
+INT64 = np.dtype(np.int64)
 INT64_MAX = 2**63 - 1
-
-P = TypeVar("P", InsertParams, AllocateParams, EvictParams)
 
 
 def expect(value: object, kind: type, name: str) -> None:
@@ -57,12 +55,6 @@ def as_count(value: object, name: str) -> int:
     return value
 
 
-def _replace(params: P, **counts: tuple[object, int]) -> P:
-    """Return `params` with plain integers where a caller gave NumPy's."""
-    changed = {name: new for name, (old, new) in counts.items() if old is not new}
-    return msgspec.structs.replace(params, **changed) if changed else params
-
-
 def as_seconds(value: object, name: str) -> float:
     """Return a finite number of seconds, not negative. Raises InvalidInput."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -74,7 +66,8 @@ def as_seconds(value: object, name: str) -> float:
 
 def check_match(params: MatchPrefixParams) -> MatchPrefixParams:
     """Check the types in `params`."""
-    expect(params, MatchPrefixParams, "params")
+    if params.__class__ is not MatchPrefixParams:
+        expect(params, MatchPrefixParams, "params")
     if params.key.__class__ is not RadixKey:
         expect(params.key, RadixKey, "key")
     if params.req is not None:
@@ -84,7 +77,8 @@ def check_match(params: MatchPrefixParams) -> MatchPrefixParams:
 
 def check_insert(params: InsertParams) -> InsertParams:
     """Check the types in `params`; slots are checked where they are used."""
-    expect(params, InsertParams, "params")
+    if params.__class__ is not InsertParams:
+        expect(params, InsertParams, "params")
     if params.key.__class__ is not RadixKey:
         expect(params.key, RadixKey, "key")
     prev = as_count(params.prev_prefix_len, "prev_prefix_len")
@@ -96,7 +90,9 @@ def check_insert(params: InsertParams) -> InsertParams:
         for name, length in lengths.items():
             expect(name, str, "a name in component_evicted_seqlens")
             as_count(length, f"component_evicted_seqlens[{name!r}]")
-    return _replace(params, prev_prefix_len=(params.prev_prefix_len, prev))
+    if prev is params.prev_prefix_len:
+        return params
+    return msgspec.structs.replace(params, prev_prefix_len=prev)
 
 
 def check_allocate(params: AllocateParams) -> AllocateParams:
@@ -108,7 +104,9 @@ def check_allocate(params: AllocateParams) -> AllocateParams:
     as_count(params.mamba_num, "mamba_num")
     if params.req is not None:
         check_request(params.req)
-    return _replace(params, num_tokens=(params.num_tokens, tokens))
+    if tokens is params.num_tokens:
+        return params
+    return msgspec.structs.replace(params, num_tokens=tokens)
 
 
 def check_evict(params: EvictParams) -> EvictParams:
@@ -117,7 +115,9 @@ def check_evict(params: EvictParams) -> EvictParams:
     tokens = as_count(params.num_tokens, "num_tokens")
     as_count(params.swa_num_tokens, "swa_num_tokens")
     as_count(params.mamba_num, "mamba_num")
-    return _replace(params, num_tokens=(params.num_tokens, tokens))
+    if tokens is params.num_tokens:
+        return params
+    return msgspec.structs.replace(params, num_tokens=tokens)
 
 
 def check_handle(node: NodeHandle) -> None:
@@ -177,6 +177,8 @@ def as_slots(indices: SlotInput | Sequence[int]) -> Slots:
     Raises:
         SlotError: not a tensor or array of int64 with one dimension on the CPU.
     """
+    if indices.__class__ is np.ndarray and indices.dtype is INT64 and indices.ndim == 1:
+        return indices
     if isinstance(indices, torch.Tensor):
         if not indices.is_cpu:
             raise SlotError(f"slot indices are on {indices.device}; pass indices.cpu()")

@@ -21,10 +21,10 @@ from radixtide.tree.node import ComponentData
 class LeafOrder:
     """A set of leaves ordered by `policy`; holds exactly what is added and not removed."""
 
-    __slots__ = ("_lane", "_policy", "_sorted")
+    __slots__ = ("_key", "_lane", "_sorted")
 
     def __init__(self, policy: EvictionPolicy) -> None:
-        self._policy = policy
+        self._key = policy.key
         self._lane: LruList[ComponentData] = LruList()
         self._sorted: SortedList[tuple[Any, int, ComponentData]] = SortedList()
 
@@ -35,7 +35,7 @@ class LeafOrder:
         """Add a leaf that is not in the set. O(1), or O(log n) when its key is an old one."""
         node = data.node
         assert node is not None and data.order_key is None
-        data.order_key = key = self._policy.key(node)
+        data.order_key = key = self._key(node)
         newest = self._lane.newest
         if newest is None or key >= newest.order_key:
             self._lane.append(data)
@@ -55,7 +55,7 @@ class LeafOrder:
         """Give a leaf of the set the place that its present key gives it. O(1) or O(log n)."""
         node = data.node
         assert node is not None
-        key = self._policy.key(node)
+        key = self._key(node)
         if key == data.order_key:
             return
         newest = self._lane.newest

@@ -25,6 +25,9 @@ ANONYMOUS: Final = 2
 FIRST_HOLDER: Final = 3
 """Numbers from here on are holders: requests."""
 
+SLOT_BYTES: Final = 8
+RAMP_MAX: Final = 1 << 22
+"""Slots up to which a pool keeps a ramp for comparing runs: at most 32 MiB."""
 _OWNER: Final = struct.Struct("=i")
 
 EMPTY: Final[Slots] = np.empty(0, dtype=np.int64)
@@ -42,8 +45,8 @@ class SlotAllocator:
     __slots__ = (
         "_free",
         "_offsets",
-        "_ones",
         "_owner",
+        "_ramp",
         "_seen",
         "_top",
         "name",
@@ -67,7 +70,7 @@ class SlotAllocator:
         self._owner = np.zeros(self.pages, dtype=np.int32)
         self._seen = np.zeros(self.pages, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int64)
-        self._ones = b""
+        self._ramp = b""
         self.tree_pages = 0
 
     @property
@@ -115,7 +118,7 @@ class SlotAllocator:
             raise SlotError(
                 f"pool {self.name}: {count} slots are not whole pages of {size}; give whole pages"
             )
-        first, last = int(slots[0]), int(slots[-1])
+        first, last = slots.item(0), slots.item(-1)
         run = last - first == count - 1 and first >= 0 and first % size == 0 and last < self.size
         if run and self._ascends(slots):
             # One ascending run: distinct by nature, owners are one slice.
@@ -153,13 +156,15 @@ class SlotAllocator:
     def _ascends(self, slots: Slots) -> bool:
         """Return whether each slot is one more than the one before.
 
-        The steps are compared as memory with a stretch of ones: several times cheaper than a
-        comparison and a reduction for the lengths that requests have.
+        The array is compared as memory, without a copy, with a ramp that is made as long as it is
+        needed; a pool too large for a ramp compares the steps with ones.
         """
-        steps = (slots[1:] - slots[:-1]).tobytes()
-        if len(self._ones) < len(steps):
-            self._ones = np.ones(len(steps) // 8 + 1024, dtype=np.int64).tobytes()
-        return self._ones.startswith(steps)
+        if self.size <= RAMP_MAX and slots.flags.c_contiguous:
+            end = slots.item(-1) + 1
+            if len(self._ramp) < end * SLOT_BYTES:
+                self._ramp = np.arange(min(2 * end, self.size), dtype=np.int64).tobytes()
+            return self._ramp.startswith(slots, slots.item(0) * SLOT_BYTES)  # type: ignore[arg-type]  # any buffer will do
+        return bool((slots[1:] - slots[:-1] == 1).all())
 
     def _check_owners(
         self,
@@ -168,7 +173,9 @@ class SlotAllocator:
         pages: Pages | None,
         holders: tuple[int, ...],
     ) -> None:
-        if len(holders) == 1 and owners.tobytes() == _OWNER.pack(holders[0]) * len(owners):
+        count = len(owners)
+        if count <= 1024 and owners.tobytes() == _OWNER.pack(holders[0]) * count:
+            # For the lengths that requests have, cheaper than a comparison and a reduction.
             return
         fine = owners == holders[0]
         for other in holders[1:]:

@@ -158,6 +158,15 @@ class RadixTree:
             path.append(child)
             node = child
             position = end
+            while len(children := node.children) == 1 and position < stop:
+                # An only child whose whole piece comes next needs no look-up of its first page.
+                (child,) = children.values()
+                end = child.end * TOKEN_BYTES - base
+                if end > stop or not raw.startswith(child.piece, position):
+                    break
+                path.append(child)
+                node = child
+                position = end
             if position == stop:
                 return found
             edge = raw[position : position + edge_bytes]
