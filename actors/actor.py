@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+import msgspec
+
 Conversation = Generator[Any, Any, Any]
 """A handler that asks others: it yields ``(cell, message)``, or a list of such pairs, and gets the
 reply, or the list of replies; what it returns is the reply to its own message."""
 Handler = Callable[[Any], Any]
+
+
+class Round(msgspec.Struct):
+    """A conversation of one round, without a generator: for what is called all the time.
+
+    ``calls`` are asked; ``then`` makes the reply of the list of answers, or the next round.
+    """
+
+    calls: list[tuple[Any, Any]]
+    then: Callable[[list[Any]], Any]
+
+
+def conversation(reply: Any) -> Conversation:
+    """Return rounds as a generator, for where they have to wait."""
+    while reply.__class__ is Round:
+        reply = reply.then((yield reply.calls))
+    return reply
 
 
 class Actor:

@@ -119,7 +119,7 @@ class UnifiedRadixCache:
         system = ActorSystem(loop, self.config.limits, self.config.delivery == "direct")
         self._state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
         cells = [system.spawn(ComponentActor(component)) for component in self._components]
-        self._state.attach(cells)
+        self._state.attach(cells, [one.on_every_node for one in self._components])
         self._coordinator = system.spawn(Coordinator(self._state))
         system.on_restarted = self._on_restarted
         self._system = system

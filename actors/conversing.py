@@ -15,7 +15,7 @@ from time import perf_counter
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from radixtide.actors.actor import Actor, Conversation
+from radixtide.actors.actor import Actor, Conversation, Round, conversation
 from radixtide.actors.cell import SAMPLE, Cell
 from radixtide.actors.envelope import PARKED, QUEUE, REDELIVER, Envelope, Sentinel
 from radixtide.configs.errors import RadixtideError
@@ -82,35 +82,45 @@ class ConversingCell(Cell):
         """As in the base; or PARKED, then ``self.exchange.envelope`` will get the reply."""
         self.handled = handled = self.handled + 1
         started = 0.0 if handled % SAMPLE else perf_counter()
-        self.idle = False
-        self.busy = True
+        applied = False
         try:
             reply = self.handlers[message.__class__](message)
+            while reply.__class__ is Round and len(reply.calls) == 1:
+                cell, request = reply.calls[0]
+                if not cell.idle:
+                    break
+                answer = cell.handle_now(request)
+                if answer.__class__ is Sentinel:
+                    break
+                applied = applied or request.applies
+                reply = reply.then([answer])
+            if reply.__class__ is Round:
+                reply = conversation(reply)
             if reply.__class__ is GeneratorType:
-                reply = self._drive(reply, None, None, None, None, message)
+                # From here on others get their turn: this cell is taken.
+                self.idle = False
+                self.busy = True
+                reply = self._drive(reply, None, None, None, None, message, applied)
                 if reply is PARKED:
                     return reply
+                self.free()
         except RadixtideError:
             self.free()
             raise
         except _Halfway as half:
             return self.crashed_now(message, half.crash, applied=True)
         except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
-            return self.crashed_now(message, error)
+            return self.crashed_now(message, error, applied)
         if started:
             self.times.add_handling(perf_counter() - started)
-        self.busy = False
-        if self.mailbox:
-            self.schedule()
-        else:
-            # Nothing else can have changed while one synchronous handler ran.
-            self.idle = self.system.direct and self.open
         return reply
 
     def run(self, envelope: Envelope) -> Any:
         """As in the base, driving a conversation."""
         message = envelope.message
         reply = self.handlers[message.__class__](message)
+        if reply.__class__ is Round:
+            reply = conversation(reply)
         if reply.__class__ is GeneratorType:
             return self._drive(reply, None, None, None, envelope, message)
         return reply
@@ -124,6 +134,7 @@ class ConversingCell(Cell):
             super().crash(envelope, error, applied)
 
     # -- asking -----------------------------------------------------------------
+
     def _drive(
         self,
         generator: Conversation,
@@ -132,9 +143,11 @@ class ConversingCell(Cell):
         exchange: Exchange | None,
         envelope: Envelope | None,
         message: Any,
+        applied: bool = False,
     ) -> Any:
         """Run a conversation until it ends (its reply is returned) or waits (PARKED)."""
-        applied = exchange is not None and exchange.applied
+        if exchange is not None:
+            applied = exchange.applied
         try:
             while True:
                 before = applied

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from radixtide.actors.actor import Conversation
+from functools import partial
+from typing import Any
+
+from radixtide.actors.actor import Round
 from radixtide.actors.calls import DecLockRef, IncLockRef
 from radixtide.actors.messages import Lock
 from radixtide.actors.state import State
-from radixtide.components.api import DecLockRefResult
+from radixtide.components.api import DecLockRefResult, LockReceipt
 from radixtide.configs.errors import ReceiptError
 
 
-def inc_lock_ref(state: State, p: IncLockRef) -> Conversation:
+def inc_lock_ref(state: State, p: IncLockRef) -> Round | LockReceipt:
     """Protect the path to a node, and issue a receipt."""
     node = state.resolve(p.node)
-    records: list[object] = []
-    if node.parent is not None:
-        records = yield state.all(Lock(node))
-    return state.issue(node, records, None)
+    if node.parent is None:
+        return state.issue(node, [])
+    return Round(state.all(Lock(node)), partial(state.issue, node))
 
 
-def dec_lock_ref(state: State, p: DecLockRef) -> Conversation:
+def dec_lock_ref(state: State, p: DecLockRef) -> Round | DecLockRefResult:
     """Undo exactly what a receipt stands for."""
     receipt = p.receipt
     held = state.live(receipt)
@@ -30,10 +32,12 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Conversation:
         )
     node = held.node
     if node.parent is None:
-        del state.receipts[receipt.id]
-        return DecLockRefResult(dict.fromkeys(state.names, 0))
-    moved = yield state.unlock(node, held.records)
-    del state.receipts[receipt.id]
+        return _released(state, receipt.id, [0] * len(state.names))
+    return Round(state.unlock(node, held.records), partial(_released, state, receipt.id))
+
+
+def _released(state: State, number: int, moved: list[Any]) -> DecLockRefResult:
+    del state.receipts[number]
     if len(moved) == 1:
         return DecLockRefResult({state.full.name: moved[0]})
     return DecLockRefResult(dict(zip(state.names, moved, strict=True)))

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
-from radixtide.actors.actor import Conversation
+from radixtide.actors.actor import Conversation, Round
 from radixtide.actors.calls import DeviceIndices, UndoMatch
 from radixtide.actors.messages import CommitMatch, PathSlots, Validate
 from radixtide.actors.state import State
-from radixtide.components.api import MatchPrefixParams, MatchResult, MissReason
+from radixtide.components.api import (
+    LockReceipt,
+    MatchPrefixParams,
+    MatchResult,
+    MissReason,
+    NodeHandle,
+    Slots,
+)
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.slots import EMPTY
 from radixtide.tree.key import TOKEN_BYTES, RadixKey
+from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import Walk
 
 # Names of their own: looking a member up in an enumeration costs more than the comparison.
@@ -23,68 +33,101 @@ UNALIGNED_TAIL = MissReason.UNALIGNED_TAIL
 NEVER_STORED = MissReason.NEVER_STORED
 
 
-def match_prefix(state: State, p: MatchPrefixParams) -> Conversation:
+def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
     """Find the longest reusable prefix; see ``UnifiedRadixCache.match_prefix``."""
-    key = p.key
-    req = p.req
-    state.check_key(key)
-    counted = 0
-    if req is not None:
-        counted = _check_request(state, req, key, p.lock)
-    tree = state.tree
-    walk = tree.walk(key)
-    path = walk.path
-    records: list[object] = []
-    slots = EMPTY
-    full_length = 0
-    if path or walk.inside is not None:
-        inside = walk.inside if walk.inside_units else None
-        votes = yield state.all(Validate(path, inside, walk.inside_units))
-        full_length = _depth(walk, votes[0][-1] if votes[0] else 0)
-        steps = _longest_common(votes)
-        if req is not None and p.lock:
-            _check_tokens(req, key, _depth(walk, steps))
-        split = None
-        if inside is not None and steps == len(path) + 1:
-            split = state.split_inside(walk)
-        elif steps < len(path):
-            walk.path = path = path[:steps]
-        if path:
-            state.touch(path, counted)
-            parts = yield state.all(CommitMatch(path, split, p.lock))
-            slots = parts[0][0]
-            records = [part[1] for part in parts]
+    state.check_key(p.key)
+    counted = 0 if p.req is None else _check_request(state, p.req, p.key, p.lock)
+    walk = state.tree.walk(p.key)
+    if not walk.inside_units:
+        walk.inside = None
+        if not walk.path:
+            return _found(state, p, walk, counted, 0, [(EMPTY.copy(), None)])
+    if state.no_votes and state.full.idle:
+        # All components have data on every node, so no vote could be no. One that may be slow to
+        # answer is asked all the same: nothing is changed for a match that may have to be given up.
+        if p.req is not None and p.lock:
+            _check_tokens(p.req, p.key, walk.matched)
+        return _commit(state, p, walk, counted, walk.matched)
+    return Round(
+        state.all(Validate(walk.path, walk.inside, walk.inside_units)),
+        partial(_vote, state, p, walk, counted),
+    )
+
+
+def _vote(
+    state: State, p: MatchPrefixParams, walk: Walk, counted: int, votes: list[Sequence[int]]
+) -> Round | MatchResult:
+    """Cut the walk to what every component accepts, and commit."""
+    full_length = _depth(walk, votes[0][-1] if votes[0] else 0)
+    steps = _longest_common(votes)
+    if p.req is not None and p.lock:
+        _check_tokens(p.req, p.key, _depth(walk, steps))
+    if steps <= len(walk.path):
+        walk.inside = None
+        walk.path = walk.path[:steps]
+    if not steps:
+        return _found(state, p, walk, counted, full_length, [(EMPTY.copy(), None)])
+    return _commit(state, p, walk, counted, full_length)
+
+
+def _commit(
+    state: State, p: MatchPrefixParams, walk: Walk, counted: int, full_length: int
+) -> Round:
+    """Split where the match ends inside a node, touch, and let the components finalise."""
+    split = state.split_inside(walk) if walk.inside is not None else None
+    state.touch(walk.path, counted)
+    return Round(
+        state.all(CommitMatch(walk.path, split, p.lock)),
+        partial(_found, state, p, walk, counted, full_length),
+    )
+
+
+def _found(
+    state: State,
+    p: MatchPrefixParams,
+    walk: Walk,
+    counted: int,
+    full_length: int,
+    parts: list[tuple[Slots, Any]],
+) -> MatchResult:
+    """Make the result of what the components handed out."""
+    slots = parts[0][0]
     matched = len(slots)
-    node = path[-1] if path else tree.root
-    reason = _miss_reason(state, walk, matched, full_length)
+    missing = p.key.units - matched
+    node = walk.path[-1] if walk.path else state.tree.root
+    reason = _miss_reason(state, walk, matched, full_length) if missing else COMPLETE
     counters = state.counters
     counters.matches += 1
-    counters.asked_units += key.units
+    counters.asked_units += p.key.units
     counters.hit_units += matched
     counters.misses[reason] += 1
-    receipt = None
-    if p.lock:
-        receipt = state.issue(node, records, req.rid if req is not None else None)
-    handle = state.handle(node)
-    indices = torch.from_numpy(slots if slots is not EMPTY else EMPTY.copy())
-    if req is not None:
-        req.counted_len = max(counted, matched)
-        if receipt is not None:
-            entry = state.ledger.open(req, state.rows)
-            entry.receipt = receipt.id
-            entry.node = node
-            entry.protected = matched
-            entry.write(state.rows, 0, slots)
-            req.prefix_indices = entry.indices(state.rows, matched)
-            req.last_node = handle
-            req.cache_protected_len = matched
-            req.lock = receipt
-    missing = key.units - matched
-    if receipt is None:
+    handle = NodeHandle(node.id, state.tree.generation, node.epoch)
+    indices = torch.from_numpy(slots)
+    if p.req is not None:
+        p.req.counted_len = max(counted, matched)
+    if not p.lock:
         return MatchResult(indices, handle, handle, handle, reason, full_length, missing)
+    records = [record for _, record in parts] if walk.path else []
+    receipt = state.issue(node, records, None if p.req is None else p.req.rid)
+    if p.req is not None:
+        _own(state, p.req, node, receipt, slots)
     return MatchResult(
         indices, handle, handle, handle, reason, full_length, missing, receipt=receipt
     )
+
+
+def _own(state: State, req: Request, node: Node, receipt: LockReceipt, slots: Slots) -> None:
+    """Enter a locked match into the ledger as the request's."""
+    matched = len(slots)
+    entry = state.ledger.open(req, state.rows)
+    entry.receipt = receipt.id
+    entry.node = node
+    entry.protected = matched
+    entry.write(state.rows, 0, slots)
+    req.prefix_indices = entry.indices(state.rows, matched)
+    req.last_node = receipt.node
+    req.cache_protected_len = matched
+    req.lock = receipt
 
 
 def _check_request(state: State, req: Request, key: RadixKey, lock: bool) -> int:
@@ -145,9 +188,6 @@ def _longest_common(votes: list[Sequence[int]]) -> int:
 
 def _miss_reason(state: State, walk: Walk, matched: int, full_length: int) -> MissReason:
     """Say why the match is not longer than `matched`."""
-    key = walk.key
-    if matched == key.units:
-        return COMPLETE
     if matched == walk.limit:
         return UNALIGNED_TAIL
     if matched < full_length:

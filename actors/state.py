@@ -99,6 +99,7 @@ class State:
         self.cells: list[Cell] = []
         self.full: Cell
         self.names: tuple[str, ...] = ()
+        self.no_votes = False
         self.ghosts = GhostList(config.eviction.ghosts)
         self.ledger = Ledger(FIRST_HOLDER)
         self.receipts: dict[int, LiveReceipt] = {}
@@ -108,8 +109,12 @@ class State:
         self.repair_waits = False
         self.cache_id = next(_CACHE_IDS)
 
-    def attach(self, cells: list[Cell]) -> None:
-        """Note the cells of the components, in order; the first is Full's."""
+    def attach(self, cells: list[Cell], always: list[bool]) -> None:
+        """Note the cells of the components, in order; the first is Full's.
+
+        `always`: whether a component has data on every node.
+        """
+        self.no_votes = all(always)
         self.cells = cells
         self.full = cells[0]
         self.names = tuple(cell.name for cell in cells)
@@ -188,7 +193,7 @@ class State:
             f"{handle} is stale: the node was evicted, or the tree was reset; match again"
         )
 
-    def issue(self, node: Node, records: list[Any], rid: str | None) -> LockReceipt:
+    def issue(self, node: Node, records: list[Any], rid: str | None = None) -> LockReceipt:
         """Write down a lock and return its receipt."""
         self.receipts_issued = number = self.receipts_issued + 1
         handle = NodeHandle(node.id, self.tree.generation, node.epoch)

@@ -82,6 +82,9 @@ class TreeComponent(ABC):
     """
 
     name: str
+    on_every_node = False
+    """Whether each node has this component's data on the device, always: it then never shortens a
+    match that may use the device, and need not be asked."""
 
     def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
         self.config = config

@@ -31,6 +31,7 @@ class FullComponent(TreeComponent):
     """Full attention state: slots of ``pools.full``."""
 
     name = ComponentType.FULL
+    on_every_node = True
 
     def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
         self.policy = make_policy(config.eviction)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from radixtide.actors.state import LiveReceipt
-from radixtide.components.api import NodeHandle
+from radixtide.components.api import LockReceipt, NodeHandle
 from radixtide.tiers.slots import FREE, TREE
 from radixtide.tree.node import Node
 from support.trees import lone_node
@@ -87,13 +87,13 @@ def _twice_in_order(world: World) -> None:
 
 def _foreign_receipt(world: World) -> None:
     world.state.receipts[77] = LiveReceipt(
-        _unlinked_node(world), NodeHandle(999, 0, 0), [None], None
+        _unlinked_node(world), LockReceipt(77, NodeHandle(999, 0, 0), 1), [None], None
     )
 
 
 def _receipt_without_a_lock(world: World) -> None:
     world.state.receipts[77] = LiveReceipt(
-        world.loose, NodeHandle(world.loose.id, 0, 0), [None], None
+        world.loose, LockReceipt(77, NodeHandle(world.loose.id, 0, 0), 1), [None], None
     )
 
 
