@@ -47,8 +47,10 @@ from radixtide.components.checks import (
     as_slots,
     check_allocate,
     check_evict,
+    check_handle,
     check_insert,
     check_match,
+    check_receipt,
     check_request,
     expect,
 )
@@ -217,7 +219,7 @@ class UnifiedRadixCache:
 
         Cost O(depth). Raises StaleNode or UnknownNode.
         """
-        expect(node, NodeHandle, "node")
+        check_handle(node)
         return self._take(calls.DeviceIndices(node), timeout)
 
     # -- insert ---------------------------------------------------------------------
@@ -288,8 +290,8 @@ class UnifiedRadixCache:
             StaleNode: the node is gone or changed; nothing is locked.
             UnknownNode: this cache never gave out that handle.
         """
-        if node.__class__ is not NodeHandle:
-            expect(node, NodeHandle, "node")
+        if node.__class__ is not NodeHandle or node.id.__class__ is not int:
+            check_handle(node)
         return self._take(calls.IncLockRef(node), timeout)
 
     def dec_lock_ref(
@@ -302,8 +304,8 @@ class UnifiedRadixCache:
             ForeignReceipt: of another cache, from before a reset, or altered.
             ReceiptError: it is a request's, and is released with the request.
         """
-        if receipt.__class__ is not LockReceipt:
-            expect(receipt, LockReceipt, "receipt")
+        if receipt.__class__ is not LockReceipt or receipt.id.__class__ is not int:
+            check_receipt(receipt)
         return self._give(calls.DecLockRef(receipt), timeout)
 
     def hold(self, match: MatchResult) -> Hold:

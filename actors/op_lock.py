@@ -24,7 +24,9 @@ def inc_lock_ref(state: State, p: IncLockRef) -> Round | LockReceipt:
 def dec_lock_ref(state: State, p: DecLockRef) -> Round | DecLockRefResult:
     """Undo exactly what a receipt stands for."""
     receipt = p.receipt
-    held = state.live(receipt)
+    held = state.receipts.get(receipt.id)
+    if held is None or held.receipt is not receipt:
+        held = state.live(receipt)
     if held.rid is not None:
         raise ReceiptError(
             f"receipt {receipt.id} belongs to request {held.rid!r}; it is released when that "
@@ -39,5 +41,5 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Round | DecLockRefResult:
 def _released(state: State, number: int, moved: list[Any]) -> DecLockRefResult:
     del state.receipts[number]
     if len(moved) == 1:
-        return DecLockRefResult({state.full.name: moved[0]})
+        return DecLockRefResult({state.names[0]: moved[0]})
     return DecLockRefResult(dict(zip(state.names, moved, strict=True)))

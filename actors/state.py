@@ -180,10 +180,7 @@ class State:
     def resolve(self, handle: NodeHandle) -> Node:
         """Return the node of `handle`. Raises StaleNode or UnknownNode."""
         tree = self.tree
-        try:
-            node = tree.nodes.get(handle.id)
-        except TypeError:
-            node = None
+        node = tree.nodes.get(handle.id)
         if node is not None and handle.generation == tree.generation and handle.epoch == node.epoch:
             return node
         check_handle(handle)
@@ -203,10 +200,7 @@ class State:
 
     def live(self, receipt: LockReceipt) -> LiveReceipt:
         """Return what `receipt` stands for. Raises ForeignReceipt or ReceiptReleased."""
-        try:
-            held = self.receipts.get(receipt.id)
-        except TypeError:
-            held = None
+        held = self.receipts.get(receipt.id)
         if held is not None and (held.receipt is receipt or held.receipt == receipt):
             return held
         check_receipt(receipt)

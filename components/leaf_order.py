@@ -36,9 +36,10 @@ class LeafOrder:
         node = data.node
         assert node is not None and data.order_key is None
         data.order_key = key = self._key(node)
-        newest = self._lane.newest
-        if newest is None or key >= newest.order_key:
-            self._lane.append(data)
+        lane = self._lane
+        newest: Any = lane.ends.older
+        if newest is lane.ends or key >= newest.order_key:
+            lane.append(data)
         else:
             self._sorted.add((key, node.id, data))
 
@@ -58,11 +59,13 @@ class LeafOrder:
         key = self._key(node)
         if key == data.order_key:
             return
-        newest = self._lane.newest
-        if data.newer is not None and newest is not None and key >= newest.order_key:
-            data.order_key = key
-            self._lane.promote(data)
-            return
+        if data.newer is not None:
+            lane = self._lane
+            newest: Any = lane.ends.older
+            if key >= newest.order_key:
+                data.order_key = key
+                lane.promote(data)
+                return
         self.remove(data)
         self.add(data)
 

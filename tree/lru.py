@@ -31,16 +31,19 @@ L = TypeVar("L", bound=Link)
 
 
 class LruList(Generic[L]):
-    """A list from oldest to newest. All calls O(1), iteration O(entries seen)."""
+    """A list from oldest to newest. All calls O(1), iteration O(entries seen).
 
-    __slots__ = ("_ends", "_size")
+    ``ends``: the sentinel; ``ends.older`` is the newest entry, or the sentinel itself.
+    """
+
+    __slots__ = ("_size", "ends")
 
     def __init__(self) -> None:
         # A ring through one sentinel: its `newer` is the oldest entry, its `older` the newest.
         ends = Link()
         ends.newer = ends
         ends.older = ends
-        self._ends = ends
+        self.ends = ends
         self._size = 0
 
     def __len__(self) -> int:
@@ -53,18 +56,18 @@ class LruList(Generic[L]):
     @property
     def oldest(self) -> L | None:
         """The entry at the tail, or None."""
-        first = self._ends.newer
-        return None if first is self._ends else first  # type: ignore[return-value]  # only L is linked
+        first = self.ends.newer
+        return None if first is self.ends else first  # type: ignore[return-value]  # only L is linked
 
     @property
     def newest(self) -> L | None:
         """The entry at the head, or None."""
-        last = self._ends.older
-        return None if last is self._ends else last  # type: ignore[return-value]  # only L is linked
+        last = self.ends.older
+        return None if last is self.ends else last  # type: ignore[return-value]  # only L is linked
 
     def append(self, entry: L) -> None:
         """Make `entry`, which is in no list, the newest."""
-        ends = self._ends
+        ends = self.ends
         last = ends.older
         assert last is not None and entry.newer is None
         entry.older = last
@@ -86,7 +89,7 @@ class LruList(Generic[L]):
 
     def promote(self, entry: L) -> None:
         """Make `entry`, which is in this list, the newest."""
-        ends = self._ends
+        ends = self.ends
         if entry.newer is ends:
             return
         older = entry.older
@@ -102,8 +105,8 @@ class LruList(Generic[L]):
 
     def __iter__(self) -> Iterator[L]:
         """Yield from oldest to newest; the entry just yielded may be removed meanwhile."""
-        entry = self._ends.newer
-        while entry is not self._ends:
+        entry = self.ends.newer
+        while entry is not self.ends:
             assert entry is not None
             following = entry.newer
             yield entry  # type: ignore[misc]  # only L is linked
