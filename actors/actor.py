@@ -16,17 +16,20 @@ Handler = Callable[[Any], Any]
 class Round(msgspec.Struct):
     """A conversation of one round, without a generator: for what is called all the time.
 
-    ``calls`` are asked; ``then`` makes the reply of the list of answers, or the next round.
+    ``message`` goes to each of ``cells``; ``then`` makes the reply of the list of answers, or the
+    next round.
     """
 
-    calls: list[tuple[Any, Any]]
+    cells: list[Any]
+    message: Any
     then: Callable[[list[Any]], Any]
 
 
 def conversation(reply: Any) -> Conversation:
     """Return rounds as a generator, for where they have to wait."""
     while reply.__class__ is Round:
-        reply = reply.then((yield reply.calls))
+        message = reply.message
+        reply = reply.then((yield [(cell, message) for cell in reply.cells]))
     return reply
 
 

@@ -140,7 +140,8 @@ class ComponentActor(Actor):
 
     def unlock(self, m: Unlock) -> int:
         """Undo one lock."""
-        return self.component.release_component_lock(m.node, m.record)
+        component = self.component
+        return component.release_component_lock(m.node, m.records[component.index])
 
     def settle(self, m: Settle) -> tuple[Any, int]:
         """Lock the new before the old is released; then free."""

@@ -83,15 +83,19 @@ class ConversingCell(Cell):
         self.handled = handled = self.handled + 1
         started = 0.0 if handled % SAMPLE else perf_counter()
         applied = False
+        asked: Cell = self
         try:
             reply = self.handlers[message.__class__](message)
-            while reply.__class__ is Round and len(reply.calls) == 1:
-                cell, request = reply.calls[0]
-                if not cell.idle:
+            while reply.__class__ is Round and len(reply.cells) == 1:
+                cell = reply.cells[0]
+                if not cell.idle or cell.__class__ is not Cell:
                     break
-                answer = cell.handle_now(request)
-                if answer.__class__ is Sentinel:
-                    break
+                # `cell.handle_now`, without the call: this is the way of nearly all messages.
+                request = reply.message
+                asked = cell
+                cell.handled += 1
+                answer = cell.handlers[request.__class__](request)
+                asked = self
                 applied = applied or request.applies
                 reply = reply.then([answer])
             if reply.__class__ is Round:
@@ -110,10 +114,26 @@ class ConversingCell(Cell):
         except _Halfway as half:
             return self.crashed_now(message, half.crash, applied=True)
         except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
+            if asked is not self:
+                return self._ask_again(asked, reply, error, message, applied)
             return self.crashed_now(message, error, applied)
         if started:
             self.times.add_handling(perf_counter() - started)
         return reply
+
+    def _ask_again(
+        self, asked: Cell, question: Round, error: Exception, message: Any, applied: bool
+    ) -> Any:
+        """Go on after `asked` crashed on a question: restart it, and ask through its mailbox."""
+        asked.crashed_now(question.message, error)
+        generator = conversation(question)
+        calls = generator.send(None)
+        exchange = Exchange(self.system.envelope(self.name, self, message), generator)
+        exchange.applied = applied or _is_applied(calls, [REDELIVER])
+        exchange.applies = applied or question.message.applies
+        exchange.many = True
+        self._park(exchange, calls, [REDELIVER])
+        return PARKED
 
     def run(self, envelope: Envelope) -> Any:
         """As in the base, driving a conversation."""

@@ -99,10 +99,10 @@ class LockSplit(Apply, frozen=True, tag=True):
 
 
 class Unlock(Opening, frozen=True, tag=True):
-    """Undo one lock. Reply: slots that became evictable."""
+    """Undo one lock. `records`: each component's, in order. Reply: slots that became evictable."""
 
     node: Node
-    record: Any
+    records: list[Any]
 
 
 class LetGo(Opening, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from radixtide.actors.messages import (
     Propose,
     Release,
     Reserve,
+    Unlock,
     Unreserve,
 )
 from radixtide.actors.state import State
@@ -72,7 +73,7 @@ def expire_pins(state: State) -> Generator[Any, Any, int]:
 
 def drop_pin(state: State, pin: Any) -> Generator[Any, Any, None]:
     """Release one pin."""
-    yield state.unlock(pin.node, pin.records)
+    yield state.all(Unlock(pin.node, pin.records))
     state.pins.remove(pin)
 
 

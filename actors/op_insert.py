@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from radixtide.actors.actor import Conversation
+import msgspec
+
+from radixtide.actors.actor import Round
 from radixtide.actors.messages import CheckInsert, CommitInsert
 from radixtide.actors.state import State
-from radixtide.components.api import InsertParams, InsertResult, Slots
+from radixtide.components.api import InsertParams, InsertResult, NodeHandle, Slots
 from radixtide.components.base import InsertPart
 from radixtide.components.checks import as_slots
 from radixtide.configs.errors import InvalidInput
@@ -17,22 +20,52 @@ from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import Walk
 
 
-def insert(state: State, p: InsertParams) -> Conversation:
+class Insertion(msgspec.Struct):
+    """One insert on its way.
+
+    ``walk``: from the root, or from a node that its caller holds locked. ``value``: slots of the
+    walk's units; None: those that ``holder`` holds. ``holder``: who holds them. ``prev``: depth
+    below which the slots are the tree's own. ``counted``: depth below which this request's hits
+    are counted already. ``priority``: raises that of the nodes on the way. ``running``: the
+    request goes on: keep duplicates until its row is rewritten, and return the tree's slots for
+    that. What comes out: ``matched``: depth of what was there; ``node``: the deepest node;
+    ``part``: what Full did.
+    """
+
+    walk: Walk
+    value: Slots | None
+    holder: int
+    prev: int
+    counted: int
+    priority: int
+    running: bool
+    matched: int
+    node: Node
+    part: InsertPart
+
+
+def insert(state: State, p: InsertParams) -> Round | InsertResult:
     """Give slots to the tree; see ``UnifiedRadixCache.insert``."""
-    key = p.key
-    state.check_key(key)
+    state.check_key(p.key)
     value = as_slots(p.value)
-    walk = state.tree.walk(key)
+    walk = state.tree.walk(p.key)
+    prev = p.prev_prefix_len
     _check_ranges(state, p, walk, len(value))
-    inserted = yield from insert_walk(
-        state, walk, value, ANONYMOUS, p.prev_prefix_len, p.prev_prefix_len, p.priority
-    )
+    job = make_insertion(walk, value, ANONYMOUS, prev, prev, p.priority)
+    if not walk.limit:
+        return _result(state, job)
+    return ask_insert(state, job, _result)
+
+
+def _result(state: State, job: Insertion) -> InsertResult:
+    part = job.part
+    node = job.node
     return InsertResult(
-        prefix_len=inserted.matched,
-        inserted_len=walk.limit,
-        last_device_node=state.handle(inserted.node),
-        adopted=inserted.part.adopted,
-        duplicate=inserted.part.duplicate,
+        job.matched,
+        job.walk.limit,
+        NodeHandle(node.id, state.tree.generation, node.epoch),
+        adopted=part.adopted,
+        duplicate=part.duplicate,
     )
 
 
@@ -57,19 +90,10 @@ def _check_ranges(state: State, p: InsertParams, walk: Walk, slots: int) -> None
         raise InvalidInput("mamba_value was given, but this cache has no mamba component")
 
 
-class Inserted:
-    """What :func:`insert_walk` did: the deepest node, what was there, and Full's part."""
-
-    __slots__ = ("matched", "node", "part")
-
-    def __init__(self, node: Node, matched: int, part: InsertPart) -> None:
-        self.node = node
-        self.matched = matched
-        self.part = part
+NOTHING = InsertPart()
 
 
-def insert_walk(
-    state: State,
+def make_insertion(
     walk: Walk,
     value: Slots | None,
     holder: int,
@@ -77,61 +101,83 @@ def insert_walk(
     counted: int,
     priority: int,
     running: bool = False,
-) -> Generator[Any, Any, Inserted]:
-    """Insert what `walk` walked.
+) -> Insertion:
+    """Return an insert that has not begun."""
+    return Insertion(
+        walk, value, holder, prev, counted, priority, running, walk.matched, walk.start, NOTHING
+    )
 
-    Args:
-        state: the coordinator's data.
-        walk: from the root, or from a node that its caller holds locked.
-        value: slots of the walk's units; None: those that `holder` holds.
-        holder: who holds them.
-        prev: depth below which the slots are the tree's own.
-        counted: depth below which this request's hits are counted already.
-        priority: raises the priority of the nodes on the way.
-        running: the request goes on: keep duplicates until its row is rewritten, and return the
-            tree's slots for that.
+
+def ask_insert(state: State, job: Insertion, then: Callable[[State, Insertion], Any]) -> Round:
+    """Ask whether the slots may be given; then insert, and reply what `then` makes of it.
+
+    The walk has at least one whole page.
     """
-    matched = walk.matched
-    limit = walk.limit
-    if not limit:
-        return Inserted(walk.start, matched, InsertPart())
-    check = CheckInsert(value, holder, walk.base, prev, limit, matched)
-    yield state.all(check)
-    # From here on nothing can refuse.
-    split = state.split_inside(walk)
+    walk = job.walk
+    return Round(
+        state.cells,
+        CheckInsert(job.value, job.holder, walk.base, job.prev, walk.limit, job.matched),
+        partial(_apply, state, job, then),
+    )
+
+
+def _apply(
+    state: State, job: Insertion, then: Callable[[State, Insertion], Any], _: list[Any]
+) -> Round:
+    """Edit the structure, and let the components settle every slot. Nothing can refuse any more."""
+    walk = job.walk
+    split = state.split_inside(walk) if walk.inside is not None else None
     path = walk.path
-    if running:
+    priority = job.priority
+    if job.running:
         # Under the lock of a running request the order does not matter; what it leads to takes the
         # access time of the locked node, so that no ancestor has to be visited for each chunk.
-        state.count_hits(path, counted)
+        state.count_hits(path, job.counted)
     else:
-        touch = state.touch(path, counted)
+        touch = state.touch(path, job.counted)
         if walk.base:
             state.stamp(walk.start, touch, priority)
     leaf: Node | None = None
-    if matched < walk.base + limit:
-        leaf = state.tree.add_leaf(walk.last, walk, matched - walk.base)
+    job.node = walk.last
+    if job.matched < walk.base + walk.limit:
+        job.node = leaf = state.tree.add_leaf(walk.last, walk, job.matched - walk.base)
         leaf.priority = priority
         state.ghosts.revive(leaf)
     if priority:
         for node in path:
             if node.priority < priority:
                 node.priority = priority
-    parts = yield state.all(
+    return Round(
+        state.cells,
         CommitInsert(
             path,
             split,
             leaf,
-            value,
-            holder,
+            job.value,
+            job.holder,
             walk.base,
-            prev,
-            limit,
-            running,
-            running,
-        )
+            job.prev,
+            walk.limit,
+            job.running,
+            job.running,
+        ),
+        partial(_inserted, state, job, then),
     )
+
+
+def _inserted(
+    state: State,
+    job: Insertion,
+    then: Callable[[State, Insertion], Any],
+    parts: list[InsertPart],
+) -> Any:
+    job.part = parts[0]
     counters = state.counters
     counters.inserts += 1
-    counters.new_units += walk.base + limit - matched
-    return Inserted(leaf if leaf is not None else walk.last, matched, parts[0])
+    counters.new_units += job.walk.base + job.walk.limit - job.matched
+    return then(state, job)
+
+
+def done(state: State, job: Insertion) -> Insertion:
+    """Return the insert itself: for operations that go on after it."""
+    return job

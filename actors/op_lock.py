@@ -7,7 +7,7 @@ from typing import Any
 
 from radixtide.actors.actor import Round
 from radixtide.actors.calls import DecLockRef, IncLockRef
-from radixtide.actors.messages import Lock
+from radixtide.actors.messages import Lock, Unlock
 from radixtide.actors.state import State
 from radixtide.components.api import DecLockRefResult, LockReceipt
 from radixtide.configs.errors import ReceiptError
@@ -18,7 +18,7 @@ def inc_lock_ref(state: State, p: IncLockRef) -> Round | LockReceipt:
     node = state.resolve(p.node)
     if node.parent is None:
         return state.issue(node, [])
-    return Round(state.all(Lock(node)), partial(state.issue, node))
+    return Round(state.cells, Lock(node), partial(state.issue, node))
 
 
 def dec_lock_ref(state: State, p: DecLockRef) -> Round | DecLockRefResult:
@@ -35,7 +35,7 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Round | DecLockRefResult:
     node = held.node
     if node.parent is None:
         return _released(state, receipt.id, [0] * len(state.names))
-    return Round(state.unlock(node, held.records), partial(_released, state, receipt.id))
+    return Round(state.cells, Unlock(node, held.records), partial(_released, state, receipt.id))
 
 
 def _released(state: State, number: int, moved: list[Any]) -> DecLockRefResult:

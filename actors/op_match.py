@@ -10,7 +10,7 @@ import torch
 
 from radixtide.actors.actor import Conversation, Round
 from radixtide.actors.calls import DeviceIndices, UndoMatch
-from radixtide.actors.messages import CommitMatch, PathSlots, Validate
+from radixtide.actors.messages import CommitMatch, PathSlots, Unlock, Validate
 from radixtide.actors.state import State
 from radixtide.components.api import (
     LockReceipt,
@@ -49,7 +49,8 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
             _check_tokens(p.req, p.key, walk.matched)
         return _commit(state, p, walk, counted, walk.matched)
     return Round(
-        state.all(Validate(walk.path, walk.inside, walk.inside_units)),
+        state.cells,
+        Validate(walk.path, walk.inside, walk.inside_units),
         partial(_vote, state, p, walk, counted),
     )
 
@@ -77,7 +78,8 @@ def _commit(
     split = state.split_inside(walk) if walk.inside is not None else None
     state.touch(walk.path, counted)
     return Round(
-        state.all(CommitMatch(walk.path, split, p.lock)),
+        state.cells,
+        CommitMatch(walk.path, split, p.lock),
         partial(_found, state, p, walk, counted, full_length),
     )
 
@@ -204,7 +206,7 @@ def undo_match(state: State, p: UndoMatch) -> Conversation:
     if held is None:
         return
     if held.node.parent is not None:
-        yield state.unlock(held.node, held.records)
+        yield state.all(Unlock(held.node, held.records))
     del state.receipts[p.receipt.id]
     entry = state.ledger.find(p.req) if p.req is not None else None
     if entry is None or entry.receipt != p.receipt.id:

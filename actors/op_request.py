@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from radixtide.actors.actor import Conversation
+from radixtide.actors.actor import Conversation, conversation
 from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedReq
 from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import CheckRelease, LetGo, Settle
-from radixtide.actors.op_insert import insert_walk
+from radixtide.actors.op_insert import ask_insert, done, make_insertion
 from radixtide.actors.state import State
 from radixtide.components.api import CacheReqResult, Slots
 from radixtide.components.base import InsertPart
@@ -92,17 +92,10 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     if not walk.limit:
         return CacheReqResult(at.protected, at.protected)
     entry = state.ledger.open(req, state.rows)
+    counted = max(req.counted_len, at.protected)
+    job = make_insertion(walk, at.own, at.holder, at.protected, counted, req.priority, running=True)
     try:
-        inserted = yield from insert_walk(
-            state,
-            walk,
-            at.own,
-            at.holder,
-            at.protected,
-            max(req.counted_len, at.protected),
-            req.priority,
-            running=True,
-        )
+        inserted = yield from conversation(ask_insert(state, job, done))
     except BaseException:
         if entry.receipt is None and not entry.allocated:
             state.ledger.close(entry)
@@ -155,15 +148,9 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
     if p.is_insert:
         walk = at.walk(state)
         if walk.limit:
-            inserted = yield from insert_walk(
-                state,
-                walk,
-                at.own,
-                at.holder,
-                at.protected,
-                max(req.counted_len, at.protected),
-                req.priority,
-            )
+            counted = max(req.counted_len, at.protected)
+            job = make_insertion(walk, at.own, at.holder, at.protected, counted, req.priority)
+            inserted = yield from conversation(ask_insert(state, job, done))
             inserted_len = walk.base + walk.limit
             prefix_len = inserted.matched
             freed = inserted.part.freed

@@ -10,7 +10,6 @@ import msgspec
 
 from radixtide.actors.cell import Cell
 from radixtide.actors.ledger import Ledger
-from radixtide.actors.messages import Unlock
 from radixtide.actors.pins import PinBoard
 from radixtide.components.api import LockReceipt, MissReason, NodeHandle
 from radixtide.components.checks import check_handle, check_receipt
@@ -134,14 +133,6 @@ class State:
         if len(self.cells) == 1:
             return [(self.full, message)]
         return [(cell, message) for cell in self.cells]
-
-    def unlock(self, node: Node, records: list[Any]) -> list[tuple[Cell, Any]]:
-        """Return what a conversation yields to undo a lock in every component."""
-        if len(self.cells) == 1:
-            return [(self.full, Unlock(node, records[0]))]
-        return [
-            (cell, Unlock(node, record)) for cell, record in zip(self.cells, records, strict=True)
-        ]
 
     # -- checks -------------------------------------------------------------------
 
