@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import msgspec
 import torch
 
 from radixtide.actors import calls
@@ -210,7 +211,11 @@ class UnifiedRadixCache:
             InvalidKey: the key is empty, too long, or of the wrong unit kind.
             InvalidRequest: the request is in another namespace, or holds a lock or slots already.
         """
-        return self._take(check_match(params), timeout)
+        if params.__class__ is not MatchPrefixParams or params.key.__class__ is not RadixKey:
+            check_match(params)
+        elif params.req is not None:
+            check_request(params.req)
+        return self._take(params, timeout)
 
     def device_indices(
         self, node: NodeHandle, *, timeout: float | None = None
@@ -236,7 +241,12 @@ class UnifiedRadixCache:
             InvalidInput: too few slots, wrong dtype or device, or a bad ``prev_prefix_len``.
             SlotError: slots that the caller does not hold, or that are not whole pages.
         """
-        return self._give(check_insert(params), timeout)
+        params = check_insert(params)
+        cell = self._coordinator
+        if cell is not None and not cell.idle:
+            # It is handled later: what the caller writes to its array until then must not count.
+            params = msgspec.structs.replace(params, value=as_slots(params.value).copy())
+        return self._give(params, timeout)
 
     # -- slots ----------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ def insert(state: State, p: InsertParams) -> Round | InsertResult:
     """Give slots to the tree; see ``UnifiedRadixCache.insert``."""
     state.check_key(p.key)
     value = as_slots(p.value)
+    if not state.full.idle:
+        value = value.copy()
     walk = state.tree.walk(p.key)
     prev = p.prev_prefix_len
     _check_ranges(state, p, walk, len(value))

@@ -35,9 +35,11 @@ NEVER_STORED = MissReason.NEVER_STORED
 
 def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
     """Find the longest reusable prefix; see ``UnifiedRadixCache.match_prefix``."""
-    state.check_key(p.key)
+    key = p.key
+    if key.is_bigram is not state.tree.bigram or not 0 < key.units <= state.key_units_max:
+        state.check_key(key)
     counted = 0 if p.req is None else _check_request(state, p.req, p.key, p.lock)
-    walk = state.tree.walk(p.key)
+    walk = state.tree.walk(key)
     if not walk.inside_units:
         walk.inside = None
         if not walk.path:
@@ -195,7 +197,8 @@ def _miss_reason(state: State, walk: Walk, matched: int, full_length: int) -> Mi
     if matched < full_length:
         # Full has more: another component cut the match.
         return MissReason.NO_STATE
-    if len(state.ghosts) and state.ghosts.knows(walk.last, state.tree.edge_of(walk, matched)):
+    ghosts = state.ghosts
+    if ghosts.known and ghosts.knows(walk.last, state.tree.edge_of(walk, matched)):
         return MissReason.EVICTED
     return NEVER_STORED
 

@@ -25,9 +25,9 @@ ANONYMOUS: Final = 2
 FIRST_HOLDER: Final = 3
 """Numbers from here on are holders: requests."""
 
-SLOT_BYTES: Final = 8
-RAMP_MAX: Final = 1 << 22
-"""Slots up to which a pool keeps a ramp for comparing runs: at most 32 MiB."""
+STRETCH: Final = 8192
+"""Slots that are compared at a time: their steps fill 64 KiB."""
+ONES: Final = np.ones(STRETCH, dtype=np.int64).tobytes()
 _OWNER: Final = struct.Struct("=i")
 
 EMPTY: Final[Slots] = np.empty(0, dtype=np.int64)
@@ -46,8 +46,8 @@ class SlotAllocator:
         "_free",
         "_offsets",
         "_owner",
-        "_ramp",
         "_seen",
+        "_steps",
         "_top",
         "name",
         "page_size",
@@ -70,7 +70,7 @@ class SlotAllocator:
         self._owner = np.zeros(self.pages, dtype=np.int32)
         self._seen = np.zeros(self.pages, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int64)
-        self._ramp = b""
+        self._steps = np.empty(STRETCH, dtype=np.int64)
         self.tree_pages = 0
 
     @property
@@ -156,15 +156,17 @@ class SlotAllocator:
     def _ascends(self, slots: Slots) -> bool:
         """Return whether each slot is one more than the one before.
 
-        The array is compared as memory, without a copy, with a ramp that is made as long as it is
-        needed; a pool too large for a ramp compares the steps with ones.
+        In stretches that stay in the cache: the steps go into one buffer, which is compared as
+        memory with ones. Several times cheaper than a comparison and a reduction of it all.
         """
-        if self.size <= RAMP_MAX and slots.flags.c_contiguous:
-            end = slots.item(-1) + 1
-            if len(self._ramp) < end * SLOT_BYTES:
-                self._ramp = np.arange(min(2 * end, self.size), dtype=np.int64).tobytes()
-            return self._ramp.startswith(slots, slots.item(0) * SLOT_BYTES)  # type: ignore[arg-type]  # any buffer will do
-        return bool((slots[1:] - slots[:-1] == 1).all())
+        last = len(slots) - 1
+        for begin in range(0, last, STRETCH):
+            end = min(begin + STRETCH, last)
+            steps = self._steps[: end - begin]
+            np.subtract(slots[begin + 1 : end + 1], slots[begin:end], out=steps)
+            if not ONES.startswith(steps):  # type: ignore[arg-type]  # any buffer will do
+                return False
+        return True
 
     def _check_owners(
         self,

@@ -16,39 +16,42 @@ from radixtide.tree.node import Node
 
 
 class GhostList:
-    """The last `capacity` evicted nodes, oldest forgotten first; 0 remembers none."""
+    """The last `capacity` evicted nodes, oldest forgotten first; 0 remembers none.
 
-    __slots__ = ("_capacity", "_ghosts")
+    ``known``: the ghosts; false while there are none.
+    """
+
+    __slots__ = ("_capacity", "known")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         # Names and keys are hashes: a collision could only misname the reason of a miss.
-        self._ghosts: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.known: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._ghosts)
+        return len(self.known)
 
     def remember(self, node: Node) -> None:
         """Note that `node`, still linked to its parent, is evicted."""
         if not self._capacity or node.parent is None:
             return
         name = hash((node.parent.lineage, node.edge))
-        self._ghosts[name] = (node.lineage, xxh3_64_intdigest(node.piece))
-        if len(self._ghosts) > self._capacity:
-            self._ghosts.popitem(last=False)
+        self.known[name] = (node.lineage, xxh3_64_intdigest(node.piece))
+        if len(self.known) > self._capacity:
+            self.known.popitem(last=False)
 
     def knows(self, parent: Node, edge: bytes) -> bool:
         """Return whether a child of `parent` that began with `edge` was evicted."""
-        return hash((parent.lineage, edge)) in self._ghosts
+        return hash((parent.lineage, edge)) in self.known
 
     def revive(self, node: Node) -> None:
         """Let `node`, new below its parent, take over the lineage of the ghost in its place."""
-        if not self._ghosts or node.parent is None:
+        if not self.known or node.parent is None:
             return
-        ghost = self._ghosts.pop(hash((node.parent.lineage, node.edge)), None)
+        ghost = self.known.pop(hash((node.parent.lineage, node.edge)), None)
         if ghost is not None and ghost[1] == xxh3_64_intdigest(node.piece):
             node.lineage = ghost[0]
 
     def clear(self) -> None:
         """Forget all."""
-        self._ghosts.clear()
+        self.known.clear()
