@@ -21,6 +21,9 @@ from radixtide.tree.key import RadixKey
 Slots = npt.NDArray[np.int64]
 """Slot indices: int64, one dimension, owned by whoever holds the array."""
 
+StoredSlots = npt.NDArray[np.int32]
+"""Slot indices as a node keeps them: a pool has less than 2**31 slots."""
+
 SlotInput = torch.Tensor | npt.NDArray[Any]
 """Slot indices as a caller gives them: int64, one dimension, on the CPU. Copied, never aliased."""
 

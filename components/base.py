@@ -185,7 +185,7 @@ class TreeComponent(ABC):
         values = [
             value for node in path if (value := node.component_data[self.index].value) is not None
         ]
-        return np.concatenate(values) if values else EMPTY.copy()
+        return np.concatenate(values, dtype=np.int64) if values else EMPTY.copy()
 
     # -- split ------------------------------------------------------------------
 

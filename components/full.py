@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from radixtide.components.api import ComponentType, EvictLayer, Slots, Violation
+from radixtide.components.api import ComponentType, EvictLayer, Slots, StoredSlots, Violation
 from radixtide.components.base import InsertPart, TreeComponent, Validator
 from radixtide.components.full_audit import audit_full, hollow_nodes, tree_slots
 from radixtide.components.leaf_order import LeafOrder
@@ -83,7 +83,7 @@ class FullComponent(TreeComponent):
             self.leaves.refresh(data)
         if len(path) == 1:
             assert data.value is not None
-            return data.value.copy()
+            return data.value.astype(np.int64)
         return self.path_slots(path)
 
     def path_slots(self, path: Sequence[Node]) -> Slots:
@@ -92,7 +92,7 @@ class FullComponent(TreeComponent):
             return EMPTY.copy()
         index = self.index
         values: list[Any] = [node.component_data[index].value for node in path]
-        return np.concatenate(values)
+        return np.concatenate(values, dtype=np.int64)
 
     # -- insert -----------------------------------------------------------------
 
@@ -152,8 +152,8 @@ class FullComponent(TreeComponent):
     def _adopt(self, leaf: Node, slots: Slots) -> None:
         data = leaf.component_data[self.index]
         # A copy: a view would keep the caller's whole array alive for as long as the node lives.
-        data.value = slots.copy()
-        self.allocator.adopt(data.value)
+        data.value = slots.astype(np.int32)
+        self.allocator.adopt(slots)
         parent = leaf.parent
         assert parent is not None
         above = parent.component_data[self.index]
@@ -189,7 +189,7 @@ class FullComponent(TreeComponent):
     def evict_nodes(self, nodes: Sequence[Node]) -> int:
         """Free the device slots of `nodes`, children before parents; return how many."""
         index = self.index
-        gone: list[Slots] = []
+        gone: list[StoredSlots] = []
         for node in nodes:
             data = node.component_data[index]
             value = data.value
@@ -202,7 +202,7 @@ class FullComponent(TreeComponent):
             self._lost_child(node)
         if not gone:
             return 0
-        slots = gone[0] if len(gone) == 1 else np.concatenate(gone)
+        slots = np.concatenate(gone, dtype=np.int64)
         self.allocator.release_tree(slots)
         self.evictable -= len(slots)
         return len(slots)

@@ -40,7 +40,7 @@ def tree_slots(full: FullComponent, nodes: Sequence[Node]) -> Slots:
     values = [
         value for node in nodes if (value := node.component_data[full.index].value) is not None
     ]
-    return np.concatenate(values) if values else np.empty(0, dtype=np.int64)
+    return np.concatenate(values, dtype=np.int64) if values else np.empty(0, dtype=np.int64)
 
 
 def audit_full(

@@ -209,7 +209,7 @@ def whose_slots(cache: UnifiedRadixCache, mine: Any) -> dict[str, tuple[Any, str
     request = holding.slots()[:8]
     tree = next(value for node in full.tree if (value := full.data(node).value) is not None)
     return {
-        "of the tree": (tree[:8], "is the tree's, not the caller's"),
+        "of the tree": (tree[:8].astype(np.int64), "is the tree's, not the caller's"),
         "of a request": (request, "held by another request"),
         "half of a request": (np.concatenate((mine[:4], request[:4])), "held by another request"),
         "free": (full.allocator.free_pages()[:2].repeat(4) * 4 + np.tile(np.arange(4), 2), "free"),

@@ -179,8 +179,8 @@ def test_where_the_data_of_a_node_is_can_be_asked(
 ) -> None:
     (node,) = nodes(sidecar, 4)
     data = sidecar.data(node)
-    data.value = np.arange(1) if device else None
-    data.host_value = np.arange(1) if host else None
+    data.value = np.arange(1, dtype=np.int32) if device else None
+    data.host_value = np.arange(1, dtype=np.int32) if host else None
     layers = (EvictLayer.DEVICE, EvictLayer.HOST, EvictLayer.ALL)
     assert tuple(sidecar.node_has_component_data(node, layer) for layer in layers) == expected
     assert sidecar.node_has_component_data(node) == device
@@ -189,7 +189,7 @@ def test_where_the_data_of_a_node_is_can_be_asked(
 def test_slots_along_a_path_skip_tombstones(sidecar: Sidecar) -> None:
     path = nodes(sidecar, 4, 4, 4)
     for at, slots in ((0, [5]), (2, [7, 6])):
-        sidecar.data(path[at]).value = np.array(slots, dtype=np.int64)
+        sidecar.data(path[at]).value = np.array(slots, dtype=np.int32)
     assert sidecar.path_slots(path).tolist() == [5, 7, 6]
     assert sidecar.path_slots([]).tolist() == []
 
@@ -197,7 +197,7 @@ def test_slots_along_a_path_skip_tombstones(sidecar: Sidecar) -> None:
 def test_evicting_nodes_adds_up_what_each_frees(sidecar: Sidecar) -> None:
     path = nodes(sidecar, 4, 4, 4)
     for at, node in enumerate(path):
-        sidecar.data(node).value = np.arange(at)
+        sidecar.data(node).value = np.arange(at, dtype=np.int32)
     assert sidecar.evict_nodes(path) == 3
     assert sidecar.evict_nodes(path) == 0
 

@@ -25,6 +25,8 @@ ANONYMOUS: Final = 2
 FIRST_HOLDER: Final = 3
 """Numbers from here on are holders: requests."""
 
+SLOTS_MAX: Final = 2**31 - 1
+"""Slots of one pool: a node keeps its slots as int32."""
 STRETCH: Final = 8192
 """Slots that are compared at a time: their steps fill 64 KiB."""
 ONES: Final = np.ones(STRETCH, dtype=np.int64).tobytes()
@@ -60,6 +62,8 @@ class SlotAllocator:
             raise SlotError(
                 f"pool {name}: size {size} is not a positive multiple of page size {page_size}"
             )
+        if size > SLOTS_MAX:
+            raise SlotError(f"pool {name}: {size} slots are more than {SLOTS_MAX}")
         self.name = name
         self.page_size = page_size
         self.pages = size // page_size
@@ -204,8 +208,13 @@ class SlotAllocator:
     def adopt(self, slots: Slots) -> None:
         """Make held `slots` (checked, or known) the tree's."""
         pages = self.pages_of(slots)
-        self._owner[pages] = TREE
-        self.tree_pages += len(pages)
+        count = len(pages)
+        self.tree_pages += count
+        if count > STRETCH and pages.item(-1) - pages.item(0) == count - 1 and self._ascends(pages):
+            # A long run: to look at it again is cheaper than to scatter.
+            self._owner[pages.item(0) : pages.item(-1) + 1] = TREE
+        else:
+            self._owner[pages] = TREE
 
     def release(self, slots: Slots) -> None:
         """Make held `slots` (checked, or known) free."""

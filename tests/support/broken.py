@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from radixtide.actors.state import LiveReceipt
 from radixtide.components.api import LockReceipt, NodeHandle
 from radixtide.tiers.slots import FREE, TREE
@@ -69,11 +71,11 @@ def _push_owned_page(world: World) -> None:
 def _request_lists_tree_slots(world: World) -> None:
     value = world.data(world.loose).value
     assert value is not None
-    world.full.holdings[world.entry.holder]._parts = deque([value.copy()])
+    world.full.holdings[world.entry.holder]._parts = deque([value.astype(np.int64)])
 
 
 def _node_takes_anonymous_slots(world: World) -> None:
-    world.data(world.older).value = world.anonymous.copy()
+    world.data(world.older).value = world.anonymous.astype(np.int32)
 
 
 def _lane_out_of_order(world: World) -> None:
