@@ -68,7 +68,7 @@ class FullComponent(TreeComponent):
         deepest = inside if inside is not None else (path[-1] if path else None)
         if deepest is None:
             return range(0)
-        if deepest.component_data[self.index].value is not None:
+        if deepest.primary.value is not None:
             steps = len(path) + (inside is not None)
             return range(1, steps + 1)
         return super().validate_path(path, inside, inside_units, match_device_only)
@@ -77,8 +77,7 @@ class FullComponent(TreeComponent):
         """Return the slots of `path`, a fresh array, and refresh the place of its last node."""
         if not path:
             return EMPTY.copy()
-        index = self.index
-        data = path[-1].component_data[index]
+        data = path[-1].primary
         if data.order_key is not None:
             self.leaves.refresh(data)
         if len(path) == 1:
@@ -90,8 +89,7 @@ class FullComponent(TreeComponent):
         """Return the slots of `path`, which has no tombstone, in one fresh array."""
         if not path:
             return EMPTY.copy()
-        index = self.index
-        values: list[Any] = [node.component_data[index].value for node in path]
+        values: list[Any] = [node.primary.value for node in path]
         return np.concatenate(values, dtype=np.int64)
 
     # -- insert -----------------------------------------------------------------
@@ -275,13 +273,12 @@ class FullComponent(TreeComponent):
         parent = node.parent
         if parent is None:
             return
-        index = self.index
-        data = node.component_data[index]
+        data = node.primary
         if data.order_key is not None:
             self.leaves.remove(data)
         at = node
         while parent is not None:
-            data = at.component_data[index]
+            data = at.primary
             data.lock_ref += 1
             if data.lock_ref > 1:
                 break
@@ -296,10 +293,9 @@ class FullComponent(TreeComponent):
         parent = node.parent
         if parent is None:
             return 0
-        index = self.index
         at = node
         while parent is not None:
-            data = at.component_data[index]
+            data = at.primary
             data.lock_ref -= 1
             if data.lock_ref:
                 break
@@ -309,7 +305,7 @@ class FullComponent(TreeComponent):
         if moved:
             self.protected -= moved
             self.evictable += moved
-            data = node.component_data[index]
+            data = node.primary
             if not data.device_children and data.value is not None:
                 self.leaves.add(data)
         return moved

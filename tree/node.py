@@ -52,25 +52,28 @@ class Node(msgspec.Struct, eq=False):
     ``touch``: number of the last touch; with ``end`` it is the access time, ordered so that of one
     touch the deeper node is older.
     ``hits``: requests that used the node. ``priority``: the highest of those that stored it.
+    ``primary``: ``component_data[0]``, the record of the component that carries the tree.
     ``pins``: own pins and pinned children.
     ``epoch``: raised when the node's device slots leave or change.
     """
 
-    id: int
-    parent: Node | None
+    # What every match reads and writes comes first, so that it lies together in memory.
     piece: bytes
-    edge: bytes
     end: int
     children: dict[bytes, Node]
+    parent: Node | None
+    touch: int
+    hits: int
+    primary: ComponentData
+    component_data: tuple[ComponentData, ...]
+    id: int
+    edge: bytes
     lineage: int
     high_water: int
     created: int
-    touch: int = 0
-    hits: int = 0
     priority: int = 0
     pins: int = 0
     epoch: int = 0
-    component_data: tuple[ComponentData, ...] = ()
 
     @property
     def start(self) -> int:

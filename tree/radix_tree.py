@@ -90,11 +90,24 @@ class RadixTree:
     def _new_node(self, parent: Node | None, piece: bytes, edge: bytes, end: int) -> Node:
         node_id = self._next_id
         self._next_id = node_id + 1
-        node = Node(node_id, parent, piece, edge, end, NO_CHILDREN, node_id, end, node_id)
-        if self.components == 1:
-            node.component_data = (ComponentData(node),)
-        else:
-            node.component_data = tuple([ComponentData(node) for _ in range(self.components)])
+        records = tuple([ComponentData() for _ in range(self.components)])
+        node = Node(
+            piece,
+            end,
+            NO_CHILDREN,
+            parent,
+            0,
+            0,
+            records[0],
+            records,
+            node_id,
+            edge,
+            node_id,
+            end,
+            node_id,
+        )
+        for record in records:
+            record.node = node
         self.nodes[node_id] = node
         return node
 
