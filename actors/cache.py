@@ -78,6 +78,9 @@ class UnifiedRadixCache:
     abort_req) are carried out once made. A typed error of either kind has changed nothing.
     docs/guarantees.md states all of this, and each of its sentences has a test.
 
+    A call checks its arguments and returns a coroutine; so a wrong type raises at the call, all
+    else where it is awaited.
+
     Letters in costs: K key length in units, D nodes on the path, E nodes evicted.
     """
 
@@ -388,7 +391,9 @@ class UnifiedRadixCache:
     ) -> Coroutine[Any, Any, PinResult]:
         """Keep the cached part of `key` from eviction for `ttl` seconds, within ``pins.budget``.
 
-        Pinning a pinned key renews its time. Cost O(K + D).
+        Pinning a pinned key renews its time, and pins more where more of it is cached by now. A pin
+        whose time is over is let go when somebody needs its room: at the next ``pin``, ``evict`` or
+        ``allocate`` that runs short. Cost O(K + D).
 
         Raises:
             PinRefused: over the budget, or nothing of the key is cached.
