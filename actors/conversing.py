@@ -183,29 +183,7 @@ class ConversingCell(Cell):
                     many = True
                 replies: list[Any] = []
                 missing = 0
-                if len(calls) == 1:
-                    # The same as below, for the commonest case.
-                    cell, request = calls[0]
-                    if request.applies:
-                        applied = True
-                    if cell.idle:
-                        try:
-                            value = cell.handle_now(request)
-                        except RadixtideError as refused:
-                            error = refused
-                            continue
-                        if value.__class__ is not Sentinel:
-                            if many:
-                                value = [value]
-                            continue
-                        replies.append(value)
-                    else:
-                        replies.append(QUEUE)
-                    missing = 1
-                    calls_left: Any = ()
-                else:
-                    calls_left = calls
-                for cell, request in calls_left:
+                for cell, request in calls:
                     if request.applies:
                         applied = True
                     value = QUEUE

@@ -29,7 +29,6 @@ from radixtide.actors.envelope import (
 )
 from radixtide.components.api import ActorStats
 from radixtide.configs.errors import (
-    ActorFailed,
     CacheClosed,
     CallTimeout,
     MailboxFull,
@@ -378,4 +377,4 @@ def _back_through(
     return lambda: interceptor.on_reply(envelope, deliver)
 
 
-__all__ = ("ActorFailed", "ActorSystem", "PendingReply", "Ping")
+__all__ = ("ActorSystem", "PendingReply", "Ping")
