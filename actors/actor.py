@@ -16,20 +16,23 @@ Handler = Callable[[Any], Any]
 class Round(msgspec.Struct):
     """A conversation of one round, without a generator: for what is called all the time.
 
-    ``message`` goes to each of ``cells``; ``then`` makes the reply of the list of answers, or the
-    next round.
+    ``message`` goes to each of ``cells``; ``then(state, context, answers)`` makes the reply, or the
+    next round. A plain function and its two arguments: cheaper to call than a closure.
     """
 
     cells: list[Any]
     message: Any
-    then: Callable[[list[Any]], Any]
+    then: Callable[[Any, Any, list[Any]], Any]
+    state: Any
+    context: Any
 
 
 def conversation(reply: Any) -> Conversation:
     """Return rounds as a generator, for where they have to wait."""
     while reply.__class__ is Round:
         message = reply.message
-        reply = reply.then((yield [(cell, message) for cell in reply.cells]))
+        answers = yield [(cell, message) for cell in reply.cells]
+        reply = reply.then(reply.state, reply.context, answers)
     return reply
 
 

@@ -34,7 +34,8 @@ from radixtide.actors.messages import (
     Validate,
 )
 from radixtide.components.api import Slots, Violation
-from radixtide.components.base import InsertPart, Reserved, Shortage, Sizes, TreeComponent
+from radixtide.components.base import Reserved, Shortage, Sizes, TreeComponent
+from radixtide.components.insertion import InsertPart
 from radixtide.tree.node import Node
 
 
@@ -103,25 +104,15 @@ class ComponentActor(Actor):
 
     # -- insert -------------------------------------------------------------------
 
-    def check_insert(self, m: CheckInsert) -> None:
+    def check_insert(self, m: CheckInsert) -> Any:
         """Refuse slots that are not the caller's to give."""
-        self.component.check_insert(m.value, m.holder, m.base, m.prev, m.units, m.matched)
+        return self.component.check_insert(m.job)
 
     def commit_insert(self, m: CommitInsert) -> InsertPart:
         """Split and take over the slots."""
         if m.split is not None:
             self.component.redistribute_on_node_split(*m.split)
-        return self.component.apply_insert(
-            m.path,
-            m.leaf,
-            m.value,
-            m.holder,
-            m.base,
-            m.prev,
-            m.units,
-            m.keep_duplicates,
-            m.want_indices,
-        )
+        return self.component.apply_insert(m.job)
 
     def path_slots(self, m: PathSlots) -> Slots:
         """Answer the slots along a path."""

@@ -97,7 +97,7 @@ class ConversingCell(Cell):
                 answer = cell.handlers[request.__class__](request)
                 asked = self
                 applied = applied or request.applies
-                reply = reply.then([answer])
+                reply = reply.then(reply.state, reply.context, [answer])
             if reply.__class__ is Round:
                 reply = conversation(reply)
             if reply.__class__ is GeneratorType:

@@ -7,7 +7,7 @@ data in :class:`~radixtide.actors.state.State`. All plan first and apply then.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from types import MethodType
 from typing import Any
 
 from radixtide.actors import calls
@@ -60,8 +60,9 @@ class Coordinator(Actor):
 
     def handlers(self) -> Mapping[type, Handler]:
         """Return one operation a call."""
+        # Bound methods: the interpreter calls them without a detour through C.
         return {
-            message: partial(operation, self.state) for message, operation in OPERATIONS.items()
+            message: MethodType(operation, self.state) for message, operation in OPERATIONS.items()
         }
 
     def give_back(self, message: Any, reply: Any) -> Any:

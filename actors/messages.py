@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from radixtide.components.api import Slots
+from radixtide.components.insertion import Insertion
 from radixtide.tree.node import Node
 
 Split = tuple[Node, Node]
@@ -60,29 +61,16 @@ class CommitMatch(Apply, frozen=True, tag=True):
 
 
 class CheckInsert(Plan, frozen=True, tag=True):
-    """Ask whether the caller may give these slots. Raises SlotError."""
+    """Ask whether the caller may give these slots. Raises SlotError. Reply: what was found."""
 
-    value: Slots | None
-    holder: int
-    base: int
-    prev: int
-    units: int
-    matched: int
+    job: Insertion
 
 
 class CommitInsert(Apply, frozen=True, tag=True):
     """Split, attach a leaf, and settle every slot of an insert. Reply: InsertPart."""
 
-    path: list[Node]
+    job: Insertion
     split: Split | None
-    leaf: Node | None
-    value: Slots | None
-    holder: int
-    base: int
-    prev: int
-    units: int
-    keep_duplicates: bool = False
-    want_indices: bool = False
 
 
 class Lock(Opening, frozen=True, tag=True):

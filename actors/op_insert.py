@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-
-import msgspec
 
 from radixtide.actors.actor import Round
 from radixtide.actors.messages import CheckInsert, CommitInsert
 from radixtide.actors.state import State
-from radixtide.components.api import InsertParams, InsertResult, NodeHandle, Slots
-from radixtide.components.base import InsertPart
+from radixtide.components.api import InsertParams, InsertResult, NodeHandle
 from radixtide.components.checks import as_slots
+from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.configs.errors import InvalidInput
 from radixtide.tiers.slots import ANONYMOUS
-from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import Walk
-
-
-class Insertion(msgspec.Struct):
-    """One insert on its way.
-
-    ``walk``: from the root, or from a node that its caller holds locked. ``value``: slots of the
-    walk's units; None: those that ``holder`` holds. ``holder``: who holds them. ``prev``: depth
-    below which the slots are the tree's own. ``counted``: depth below which this request's hits
-    are counted already. ``priority``: raises that of the nodes on the way. ``running``: the
-    request goes on: keep duplicates until its row is rewritten, and return the tree's slots for
-    that. What comes out: ``matched``: depth of what was there; ``node``: the deepest node;
-    ``part``: what Full did.
-    """
-
-    walk: Walk
-    value: Slots | None
-    holder: int
-    prev: int
-    counted: int
-    priority: int
-    running: bool
-    matched: int
-    node: Node
-    part: InsertPart
 
 
 def insert(state: State, p: InsertParams) -> Round | InsertResult:
@@ -53,14 +25,14 @@ def insert(state: State, p: InsertParams) -> Round | InsertResult:
     walk = state.tree.walk(p.key)
     prev = p.prev_prefix_len
     _check_ranges(state, p, walk, len(value))
-    job = make_insertion(walk, value, ANONYMOUS, prev, prev, p.priority)
+    job = Insertion(walk, value, ANONYMOUS, prev, prev, p.priority, False, walk.matched, walk.start)
     if not walk.limit:
         return _result(state, job)
     return ask_insert(state, job, _result)
 
 
 def _result(state: State, job: Insertion) -> InsertResult:
-    part = job.part
+    part = job.parts[0] if job.parts else NOTHING
     node = job.node
     return InsertResult(
         job.matched,
@@ -72,15 +44,17 @@ def _result(state: State, job: Insertion) -> InsertResult:
 
 
 def _check_ranges(state: State, p: InsertParams, walk: Walk, slots: int) -> None:
-    page = state.page_size
     prev = p.prev_prefix_len
     if slots < walk.limit:
         raise InvalidInput(
             f"insert of {walk.limit} units (whole pages) with only {slots} slots in `value`"
         )
-    if prev < 0 or prev % page:
-        raise InvalidInput(f"prev_prefix_len {prev} is not a multiple of page size {page}")
-    if prev > min(walk.matched, walk.limit):
+    if prev % state.page_size:
+        raise InvalidInput(
+            f"prev_prefix_len {prev} is not a multiple of page size {state.page_size}"
+        )
+    # What matched is whole pages of the key, so it is never beyond the walk's limit.
+    if prev > walk.matched:
         raise InvalidInput(
             f"prev_prefix_len {prev} is beyond the {walk.matched} units of the key that are "
             "cached on the device; pass what match_prefix returned, and hold a lock on it"
@@ -95,38 +69,20 @@ def _check_ranges(state: State, p: InsertParams, walk: Walk, slots: int) -> None
 NOTHING = InsertPart()
 
 
-def make_insertion(
-    walk: Walk,
-    value: Slots | None,
-    holder: int,
-    prev: int,
-    counted: int,
-    priority: int,
-    running: bool = False,
-) -> Insertion:
-    """Return an insert that has not begun."""
-    return Insertion(
-        walk, value, holder, prev, counted, priority, running, walk.matched, walk.start, NOTHING
-    )
-
-
 def ask_insert(state: State, job: Insertion, then: Callable[[State, Insertion], Any]) -> Round:
     """Ask whether the slots may be given; then insert, and reply what `then` makes of it.
 
     The walk has at least one whole page.
     """
-    walk = job.walk
-    return Round(
-        state.cells,
-        CheckInsert(job.value, job.holder, walk.base, job.prev, walk.limit, job.matched),
-        partial(_apply, state, job, then),
-    )
+    return Round(state.cells, CheckInsert(job), _apply, state, (job, then))
 
 
 def _apply(
-    state: State, job: Insertion, then: Callable[[State, Insertion], Any], _: list[Any]
+    state: State, of: tuple[Insertion, Callable[[State, Insertion], Any]], checked: list[Any]
 ) -> Round:
     """Edit the structure, and let the components settle every slot. Nothing can refuse any more."""
+    job = of[0]
+    job.checked = checked
     walk = job.walk
     split = state.split_inside(walk) if walk.inside is not None else None
     path = walk.path
@@ -139,41 +95,25 @@ def _apply(
         touch = state.touch(path, job.counted)
         if walk.base:
             state.stamp(walk.start, touch, priority)
-    leaf: Node | None = None
-    job.node = walk.last
+    job.node = node = walk.last
     if job.matched < walk.base + walk.limit:
-        job.node = leaf = state.tree.add_leaf(walk.last, walk, job.matched - walk.base)
+        job.node = job.leaf = leaf = state.tree.add_leaf(node, walk, job.matched - walk.base)
         leaf.priority = priority
         state.ghosts.revive(leaf)
     if priority:
         for node in path:
             if node.priority < priority:
                 node.priority = priority
-    return Round(
-        state.cells,
-        CommitInsert(
-            path,
-            split,
-            leaf,
-            job.value,
-            job.holder,
-            walk.base,
-            job.prev,
-            walk.limit,
-            job.running,
-            job.running,
-        ),
-        partial(_inserted, state, job, then),
-    )
+    return Round(state.cells, CommitInsert(job, split), _inserted, state, of)
 
 
 def _inserted(
     state: State,
-    job: Insertion,
-    then: Callable[[State, Insertion], Any],
+    of: tuple[Insertion, Callable[[State, Insertion], Any]],
     parts: list[InsertPart],
 ) -> Any:
-    job.part = parts[0]
+    job, then = of
+    job.parts = parts
     counters = state.counters
     counters.inserts += 1
     counters.new_units += job.walk.base + job.walk.limit - job.matched

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from radixtide.actors.actor import Round
 from radixtide.actors.calls import DecLockRef, IncLockRef
 from radixtide.actors.messages import Lock, Unlock
 from radixtide.actors.state import State
-from radixtide.components.api import DecLockRefResult, LockReceipt
+from radixtide.components.api import DecLockRefResult, LockReceipt, NodeHandle
 from radixtide.configs.errors import ReceiptError
+from radixtide.tree.node import Node
 
 
 def inc_lock_ref(state: State, p: IncLockRef) -> Round | LockReceipt:
     """Protect the path to a node, and issue a receipt."""
     node = state.resolve(p.node)
     if node.parent is None:
-        return state.issue(node, [])
-    return Round(state.cells, Lock(node), partial(state.issue, node))
+        return _locked(state, (p.node, node), [])
+    return Round(state.cells, Lock(node), _locked, state, (p.node, node))
+
+
+def _locked(state: State, of: tuple[NodeHandle, Node], records: list[Any]) -> LockReceipt:
+    return state.issue(of[1], of[0], records)
 
 
 def dec_lock_ref(state: State, p: DecLockRef) -> Round | DecLockRefResult:
@@ -35,7 +39,7 @@ def dec_lock_ref(state: State, p: DecLockRef) -> Round | DecLockRefResult:
     node = held.node
     if node.parent is None:
         return _released(state, receipt.id, [0] * len(state.names))
-    return Round(state.cells, Unlock(node, held.records), partial(_released, state, receipt.id))
+    return Round(state.cells, Unlock(node, held.records), _released, state, receipt.id)
 
 
 def _released(state: State, number: int, moved: list[Any]) -> DecLockRefResult:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from radixtide.actors.actor import Conversation, Round
@@ -33,6 +33,19 @@ UNALIGNED_TAIL = MissReason.UNALIGNED_TAIL
 NEVER_STORED = MissReason.NEVER_STORED
 
 
+class Matching(msgspec.Struct):
+    """One match on its way.
+
+    ``counted``: depth up to which this request's hits are counted already. ``full_length``: how far
+    Full alone could be reused.
+    """
+
+    p: MatchPrefixParams
+    walk: Walk
+    counted: int
+    full_length: int
+
+
 def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
     """Find the longest reusable prefix; see ``UnifiedRadixCache.match_prefix``."""
     key = p.key
@@ -40,83 +53,78 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
         state.check_key(key)
     counted = 0 if p.req is None else _check_request(state, p.req, p.key, p.lock)
     walk = state.tree.walk(key)
-    if not walk.inside_units:
-        walk.inside = None
-        if not walk.path:
-            return _found(state, p, walk, counted, 0, [(EMPTY.copy(), None)])
+    job = Matching(p, walk, counted, walk.matched)
+    if not walk.matched:
+        return _found(state, job, [(EMPTY.copy(), None)])
     if state.no_votes and state.full.idle:
         # All components have data on every node, so no vote could be no. One that may be slow to
         # answer is asked all the same: nothing is changed for a match that may have to be given up.
         if p.req is not None and p.lock:
-            _check_tokens(p.req, p.key, walk.matched)
-        return _commit(state, p, walk, counted, walk.matched)
+            _check_tokens(p.req, key, walk.matched)
+        return _commit(state, job)
     return Round(
-        state.cells,
-        Validate(walk.path, walk.inside, walk.inside_units),
-        partial(_vote, state, p, walk, counted),
+        state.cells, Validate(walk.path, walk.inside, walk.inside_units), _vote, state, job
     )
 
 
-def _vote(
-    state: State, p: MatchPrefixParams, walk: Walk, counted: int, votes: list[Sequence[int]]
-) -> Round | MatchResult:
+def _vote(state: State, job: Matching, votes: list[Sequence[int]]) -> Round | MatchResult:
     """Cut the walk to what every component accepts, and commit."""
-    full_length = _depth(walk, votes[0][-1] if votes[0] else 0)
+    p = job.p
+    walk = job.walk
+    job.full_length = _depth(walk, votes[0][-1] if votes[0] else 0)
     steps = _longest_common(votes)
     if p.req is not None and p.lock:
         _check_tokens(p.req, p.key, _depth(walk, steps))
     if steps <= len(walk.path):
-        walk.inside = None
-        walk.path = walk.path[:steps]
+        walk.cut(steps)
     if not steps:
-        return _found(state, p, walk, counted, full_length, [(EMPTY.copy(), None)])
-    return _commit(state, p, walk, counted, full_length)
+        return _found(state, job, [(EMPTY.copy(), None)])
+    return _commit(state, job)
 
 
-def _commit(
-    state: State, p: MatchPrefixParams, walk: Walk, counted: int, full_length: int
-) -> Round:
+def _commit(state: State, job: Matching) -> Round:
     """Split where the match ends inside a node, touch, and let the components finalise."""
+    walk = job.walk
     split = state.split_inside(walk) if walk.inside is not None else None
-    state.touch(walk.path, counted)
-    return Round(
-        state.cells,
-        CommitMatch(walk.path, split, p.lock),
-        partial(_found, state, p, walk, counted, full_length),
-    )
+    state.touch(walk.path, job.counted)
+    return Round(state.cells, CommitMatch(walk.path, split, job.p.lock), _found, state, job)
 
 
-def _found(
-    state: State,
-    p: MatchPrefixParams,
-    walk: Walk,
-    counted: int,
-    full_length: int,
-    parts: list[tuple[Slots, Any]],
-) -> MatchResult:
+def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> MatchResult:
     """Make the result of what the components handed out."""
+    p = job.p
+    walk = job.walk
     slots = parts[0][0]
-    matched = len(slots)
-    missing = p.key.units - matched
-    node = walk.path[-1] if walk.path else state.tree.root
-    reason = _miss_reason(state, walk, matched, full_length) if missing else COMPLETE
+    matched = walk.matched
+    units = p.key.units
+    node = walk.last
+    reason = COMPLETE if matched == units else _miss_reason(state, job)
     counters = state.counters
     counters.matches += 1
-    counters.asked_units += p.key.units
+    counters.asked_units += units
     counters.hit_units += matched
     counters.misses[reason] += 1
     handle = NodeHandle(node.id, state.tree.generation, node.epoch)
     indices = torch.from_numpy(slots)
     if p.req is not None:
-        p.req.counted_len = max(counted, matched)
+        p.req.counted_len = max(job.counted, matched)
     if not p.lock:
-        return MatchResult(indices, handle, handle, handle, reason, full_length, missing)
-    records = [record for _, record in parts] if walk.path else []
-    receipt = state.issue(node, records, None if p.req is None else p.req.rid)
+        return MatchResult(
+            indices, handle, handle, handle, reason, job.full_length, units - matched
+        )
+    records = [record for _, record in parts] if matched else []
+    receipt = state.issue(node, handle, records, None if p.req is None else p.req.rid)
     if p.req is not None:
         _own(state, p.req, node, receipt, slots)
     return MatchResult(
-        indices, handle, handle, handle, reason, full_length, missing, receipt=receipt
+        indices,
+        handle,
+        handle,
+        handle,
+        reason,
+        job.full_length,
+        units - matched,
+        receipt=receipt,
     )
 
 
@@ -178,7 +186,7 @@ def _depth(walk: Walk, steps: int) -> int:
         return walk.base
     if steps <= len(walk.path):
         return walk.path[steps - 1].end
-    return walk.last.end + walk.inside_units
+    return walk.matched
 
 
 def _longest_common(votes: list[Sequence[int]]) -> int:
@@ -190,11 +198,13 @@ def _longest_common(votes: list[Sequence[int]]) -> int:
     return max(common, default=0)
 
 
-def _miss_reason(state: State, walk: Walk, matched: int, full_length: int) -> MissReason:
-    """Say why the match is not longer than `matched`."""
+def _miss_reason(state: State, job: Matching) -> MissReason:
+    """Say why the match is not longer."""
+    walk = job.walk
+    matched = walk.matched
     if matched == walk.limit:
         return UNALIGNED_TAIL
-    if matched < full_length:
+    if matched < job.full_length:
         # Full has more: another component cut the match.
         return MissReason.NO_STATE
     ghosts = state.ghosts

@@ -11,10 +11,10 @@ from radixtide.actors.actor import Conversation, conversation
 from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedReq
 from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import CheckRelease, LetGo, Settle
-from radixtide.actors.op_insert import ask_insert, done, make_insertion
+from radixtide.actors.op_insert import ask_insert, done
 from radixtide.actors.state import State
 from radixtide.components.api import CacheReqResult, Slots
-from radixtide.components.base import InsertPart
+from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.slots import ANONYMOUS
@@ -79,6 +79,20 @@ class Progress:
         node = self.entry.node if self.entry is not None else None
         return state.tree.walk(key, node)
 
+    def insertion(self, walk: Walk, counted: int, running: bool) -> Insertion:
+        """Return the insert of what `walk` covers."""
+        return Insertion(
+            walk,
+            self.own,
+            self.holder,
+            self.protected,
+            counted,
+            self.req.priority,
+            running,
+            walk.matched,
+            walk.start,
+        )
+
 
 def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     """Insert what a running request has computed, and move its lock to it."""
@@ -93,7 +107,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
         return CacheReqResult(at.protected, at.protected)
     entry = state.ledger.open(req, state.rows)
     counted = max(req.counted_len, at.protected)
-    job = make_insertion(walk, at.own, at.holder, at.protected, counted, req.priority, running=True)
+    job = at.insertion(walk, counted, running=True)
     try:
         inserted = yield from conversation(ask_insert(state, job, done))
     except BaseException:
@@ -101,7 +115,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
             state.ledger.close(entry)
         raise
     end = walk.base + walk.limit
-    part: InsertPart = inserted.part
+    part: InsertPart = inserted.parts[0]
     assert part.indices is not None
     # The row first: from here on nothing the engine reads names a duplicate.
     entry.write(state.rows, walk.base, part.indices)
@@ -121,7 +135,8 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     ]
     if entry.receipt is not None:
         del state.receipts[entry.receipt]
-    receipt = state.issue(inserted.node, [record for record, _ in settled], req.rid)
+    node = inserted.node
+    receipt = state.issue(node, state.handle(node), [record for record, _ in settled], req.rid)
     entry.receipt = receipt.id
     entry.node = inserted.node
     entry.protected = end
@@ -149,11 +164,11 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
         walk = at.walk(state)
         if walk.limit:
             counted = max(req.counted_len, at.protected)
-            job = make_insertion(walk, at.own, at.holder, at.protected, counted, req.priority)
+            job = at.insertion(walk, counted, running=False)
             inserted = yield from conversation(ask_insert(state, job, done))
             inserted_len = walk.base + walk.limit
             prefix_len = inserted.matched
-            freed = inserted.part.freed
+            freed = inserted.parts[0].freed
         if at.own is not None:
             tail = at.own[walk.limit :]
     freed += yield from _let_go(state, req, at.entry, tail, touched=inserted is not None)

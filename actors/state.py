@@ -181,10 +181,11 @@ class State:
             f"{handle} is stale: the node was evicted, or the tree was reset; match again"
         )
 
-    def issue(self, node: Node, records: list[Any], rid: str | None = None) -> LockReceipt:
-        """Write down a lock and return its receipt."""
+    def issue(
+        self, node: Node, handle: NodeHandle, records: list[Any], rid: str | None = None
+    ) -> LockReceipt:
+        """Write down a lock of `node`, whose handle is `handle`, and return its receipt."""
         self.receipts_issued = number = self.receipts_issued + 1
-        handle = NodeHandle(node.id, self.tree.generation, node.epoch)
         receipt = LockReceipt(number, handle, self.cache_id)
         self.receipts[number] = LiveReceipt(node, receipt, records, rid)
         return receipt
@@ -233,6 +234,7 @@ class State:
             return None
         prefix = self.tree.split(inside, walk.inside_units)
         walk.path.append(prefix)
+        walk.last = prefix
         walk.inside = None
         walk.inside_units = 0
         return prefix, inside

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from radixtide.components.api import EvictLayer, Slots, Violation
+from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.configs.errors import SlotError
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.holdings import Holding
@@ -54,22 +55,6 @@ class Reserved(msgspec.Struct, frozen=True):
 
     slots: Slots
     position: int
-
-
-class InsertPart(msgspec.Struct, frozen=True):
-    """What a component did with the slots of an insert.
-
-    ``adopted``, ``duplicate``: half-open ranges of units. ``indices``: the tree's slots over the
-    inserted units from the walk's start, when asked for. ``kept``: duplicates not freed yet.
-    ``freed``: slots freed. ``existed``: the target had this component's state already.
-    """
-
-    adopted: tuple[tuple[int, int], ...] = ()
-    duplicate: tuple[tuple[int, int], ...] = ()
-    indices: Slots | None = None
-    kept: Slots | None = None
-    freed: int = 0
-    existed: bool = False
 
 
 class TreeComponent(ABC):
@@ -147,38 +132,16 @@ class TreeComponent(ABC):
         """Attach the data of a freshly inserted `node`."""
         return None
 
-    def check_insert(
-        self, value: Slots | None, holder: int, base: int, prev: int, units: int, matched: int
-    ) -> None:
-        """Raise SlotError unless the caller may give the slots of an insert. A plan."""
+    def check_insert(self, job: Insertion) -> Any:
+        """Raise SlotError unless the caller may give the slots of an insert. A plan.
+
+        What it returns comes back in ``job.checked``.
+        """
         return None
 
     @abstractmethod
-    def apply_insert(
-        self,
-        path: Sequence[Node],
-        leaf: Node | None,
-        value: Slots | None,
-        holder: int,
-        base: int,
-        prev: int,
-        units: int,
-        keep_duplicates: bool,
-        want_indices: bool,
-    ) -> InsertPart:
-        """Take over the slots of an insert.
-
-        Args:
-            path: existing nodes, from the first below the walk's start, whole after all splits.
-            leaf: the new node, or None when all units exist.
-            value: slots of the units from `base` on; None: those that `holder` holds.
-            holder: who holds them.
-            base: depth of the walk's start.
-            prev: depth up to which the caller uses the tree's own slots.
-            units: length of the walk.
-            keep_duplicates: return duplicates instead of freeing them.
-            want_indices: return the tree's slots over ``[base, base + units)``.
-        """
+    def apply_insert(self, job: Insertion) -> InsertPart:
+        """Take over the slots of an insert, which was checked."""
 
     def path_slots(self, path: Sequence[Node]) -> Slots:
         """Return the device slots of `path` in one fresh array. O(units)."""

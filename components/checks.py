@@ -77,10 +77,23 @@ def check_match(params: MatchPrefixParams) -> MatchPrefixParams:
 
 def check_insert(params: InsertParams) -> InsertParams:
     """Check the types in `params`; slots are checked where they are used."""
-    if params.__class__ is not InsertParams:
-        expect(params, InsertParams, "params")
-    if params.key.__class__ is not RadixKey:
-        expect(params.key, RadixKey, "key")
+    if (
+        params.__class__ is InsertParams
+        and params.key.__class__ is RadixKey
+        and params.prev_prefix_len.__class__ is int
+        and 0 <= params.prev_prefix_len <= INT64_MAX
+        and params.priority.__class__ is int
+        and -INT64_MAX <= params.priority <= INT64_MAX
+        and params.component_evicted_seqlens.__class__ is dict
+        and not params.component_evicted_seqlens
+    ):
+        return params
+    return _check_odd_insert(params)
+
+
+def _check_odd_insert(params: InsertParams) -> InsertParams:
+    expect(params, InsertParams, "params")
+    expect(params.key, RadixKey, "key")
     prev = as_count(params.prev_prefix_len, "prev_prefix_len")
     if params.priority.__class__ is not int or abs(params.priority) > INT64_MAX:
         raise InvalidInput(f"priority must be an int of 64 bits, not {params.priority!r}")

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from radixtide.components.api import ComponentType, EvictLayer, Slots, StoredSlots, Violation
-from radixtide.components.base import InsertPart, TreeComponent, Validator
+from radixtide.components.base import TreeComponent, Validator
 from radixtide.components.full_audit import audit_full, hollow_nodes, tree_slots
+from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.components.leaf_order import LeafOrder
 from radixtide.components.policies import make_policy
 from radixtide.configs.schema import CacheConfig
-from radixtide.tiers.slots import ANONYMOUS, EMPTY, SlotAllocator
+from radixtide.tiers.slots import ANONYMOUS, EMPTY, PageRange, SlotAllocator
 from radixtide.tree.node import ComponentData, Node
 from radixtide.tree.radix_tree import RadixTree
 
@@ -94,67 +95,71 @@ class FullComponent(TreeComponent):
 
     # -- insert -----------------------------------------------------------------
 
-    def check_insert(
-        self, value: Slots | None, holder: int, base: int, prev: int, units: int, matched: int
-    ) -> None:
-        """Raise SlotError unless `holder` holds the slots from `prev` on. A plan."""
-        begin = max(prev - base, 0)
+    def check_insert(self, job: Insertion) -> PageRange | None:
+        """Raise SlotError unless the holder holds the slots from `prev` on; return their pages."""
+        walk = job.walk
+        value = job.value
         if value is None:
-            self.own_slots(holder, units)
-            return
-        self.allocator.check(value[begin:units], holder)
+            self.own_slots(job.holder, walk.limit)
+            return None
+        begin = job.prev - walk.base
+        return self.allocator.check(value[max(begin, 0) : walk.limit], job.holder)
 
-    def apply_insert(
-        self,
-        path: Sequence[Node],
-        leaf: Node | None,
-        value: Slots | None,
-        holder: int,
-        base: int,
-        prev: int,
-        units: int,
-        keep_duplicates: bool,
-        want_indices: bool,
-    ) -> InsertPart:
+    def apply_insert(self, job: Insertion) -> InsertPart:
         """Adopt what is new for the leaf; what the path holds already is duplicate."""
-        index = self.index
-        allocator = self.allocator
-        owned = self.holdings.get(holder) if value is None else None
+        walk = job.walk
+        base = walk.base
+        units = walk.limit
+        matched = job.matched
+        value = job.value
+        owned = None
         if value is None:
-            value = self.own_slots(holder, units)
-        end = base + units
-        matched = path[-1].end if path else base
-        first = max(prev, base)
-        duplicate = value[first - base : matched - base].copy() if first < matched else EMPTY
+            owned = self.holdings.get(job.holder)
+            value = self.own_slots(job.holder, units)
+        first = max(job.prev, base)
+        leaf = job.leaf
         if leaf is not None:
-            self._adopt(leaf, value[matched - base : units])
-        elif path:
-            data = path[-1].component_data[index]
+            slots = value[matched - base : units]
+            pages = job.checked[self.index]
+            if pages is None:
+                self.allocator.adopt(self.allocator.pages_of(slots))
+            else:
+                self.allocator.adopt(pages, (matched - first) // self.page_size)
+            self._attach(leaf, slots)
+        elif walk.path:
+            data = walk.path[-1].primary
             if data.order_key is not None:
                 self.leaves.refresh(data)
+        running = job.running
+        if first >= matched and not running:
+            # What a prompt that was matched before comes to: nothing is given twice.
+            if owned is not None:
+                owned.drop_front(units)
+            return InsertPart(((matched, base + units),) if leaf is not None else ())
+        duplicate = value[first - base : matched - base].copy() if first < matched else EMPTY
         indices = None
-        if want_indices:
+        if running:
+            path = walk.path
             indices = self.path_slots([*path, leaf] if leaf is not None else path)
         if owned is not None:
             owned.drop_front(units)
-        if len(duplicate) and not keep_duplicates:
-            allocator.release(duplicate)
+        if len(duplicate) and not running:
+            self.allocator.release(duplicate)
         return InsertPart(
-            adopted=((matched, end),) if matched < end else (),
+            adopted=((matched, base + units),) if leaf is not None else (),
             duplicate=((first, matched),) if first < matched else (),
             indices=indices,
-            kept=duplicate if keep_duplicates and len(duplicate) else None,
-            freed=0 if keep_duplicates else len(duplicate),
+            kept=duplicate if running and len(duplicate) else None,
+            freed=0 if running else len(duplicate),
         )
 
-    def _adopt(self, leaf: Node, slots: Slots) -> None:
-        data = leaf.component_data[self.index]
+    def _attach(self, leaf: Node, slots: Slots) -> None:
+        data = leaf.primary
         # A copy: a view would keep the caller's whole array alive for as long as the node lives.
         data.value = slots.astype(np.int32)
-        self.allocator.adopt(slots)
         parent = leaf.parent
         assert parent is not None
-        above = parent.component_data[self.index]
+        above = parent.primary
         above.device_children += 1
         if above.order_key is not None:
             self.leaves.remove(above)

@@ -37,8 +37,9 @@ class LeafOrder:
         assert node is not None and data.order_key is None
         data.order_key = key = self._key(node)
         lane = self._lane
-        newest: Any = lane.ends.older
-        if newest is lane.ends or key >= newest.order_key:
+        ends = lane.ends
+        newest: Any = ends.older
+        if newest is ends or key >= newest.order_key:
             lane.append(data)
         else:
             self._sorted.add((key, node.id, data))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from radixtide import EvictLayer, SlotError, Violation
-from radixtide.components.api import Slots
-from radixtide.components.base import InsertPart, Reserved, TreeComponent, Validator
+from radixtide.components.base import Reserved, TreeComponent, Validator
+from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.components.registry import make_components
 from radixtide.configs.errors import ConfigError
 from radixtide.tiers.slots import FIRST_HOLDER, SlotAllocator
@@ -64,18 +63,7 @@ class Sidecar(TreeComponent):
 
         return accepts
 
-    def apply_insert(
-        self,
-        path: Sequence[Node],
-        leaf: Node | None,
-        value: Slots | None,
-        holder: int,
-        base: int,
-        prev: int,
-        units: int,
-        keep_duplicates: bool,
-        want_indices: bool,
-    ) -> InsertPart:
+    def apply_insert(self, job: Insertion) -> InsertPart:
         return InsertPart()
 
     def redistribute_on_node_split(self, prefix: Node, suffix: Node) -> None:
@@ -153,7 +141,9 @@ def test_defaults_consume_nothing_and_change_nothing(sidecar: Sidecar) -> None:
     assert sidecar.update_component_on_insert_overlap(node, value, 0) == 8
     sidecar.recover_after_unevict(node, value)
     sidecar.commit_insert_component_data(node, value)
-    sidecar.check_insert(value, 2, 0, 0, 8, 0)
+    walk = sidecar.tree.walk(key(8))
+    job = Insertion(walk, value, 2, 0, 0, 0, False, walk.matched, walk.start)
+    assert sidecar.check_insert(job) is None
     assert sidecar.eviction_priority(True) == sidecar.eviction_priority(False) == 0
     assert sidecar.drive_host_eviction(8) == []
     assert sidecar.prepare_for_caching_req(3, 17) == 17

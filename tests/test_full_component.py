@@ -98,7 +98,7 @@ def test_units_that_the_caller_has_from_the_tree_are_neither_adopted_nor_duplica
 
 def test_duplicates_are_kept_and_indices_told_when_asked_for(bench: Bench) -> None:
     bench.insert(tokens(8))
-    _, part = bench.insert(tokens(16), keep_duplicates=True, want_indices=True)
+    _, part = bench.insert(tokens(16), running=True)
     assert part.kept is not None
     assert part.indices is not None
     assert (part.freed, part.kept.tolist()) == (0, list(range(8, 16)))
@@ -119,21 +119,22 @@ def test_a_check_refuses_slots_that_the_holder_does_not_hold(bench: Bench) -> No
     full = bench.full
     free = np.arange(8)
     with pytest.raises(DoubleFree):
-        full.check_insert(free, ANONYMOUS, 0, 0, 8, 0)
+        full.check_insert(bench.job(tokens(8), free))
     with pytest.raises(SlotError, match="has 0 slots allocated past its cached prefix, but 8"):
-        full.check_insert(None, HOLDER, 0, 0, 8, 0)
+        full.check_insert(bench.job(tokens(8), None, HOLDER))
     full.reserve(8, HOLDER)
-    full.check_insert(None, HOLDER, 0, 0, 8, 0)
-    full.check_insert(free, ANONYMOUS, 0, 8, 8, 8)
+    full.check_insert(bench.job(tokens(8), None, HOLDER))
+    full.check_insert(bench.job(tokens(8), free, prev=8))
 
 
 def test_the_slots_of_a_holder_are_taken_from_the_front(bench: Bench) -> None:
     tree, full = bench.tree, bench.full
     full.reserve(10, HOLDER)
     stem, _ = bench.insert(tokens(4))
-    walk = tree.walk(key(tokens(8, 4)), stem)
-    leaf = tree.add_leaf(stem, walk, 0)
-    part = full.apply_insert([], leaf, None, HOLDER, 4, 4, 8, False, True)
+    job = bench.job(tokens(8, 4), None, HOLDER, prev=4, start=stem, running=True)
+    job.checked = [full.check_insert(job)]
+    job.leaf = tree.add_leaf(stem, job.walk, 0)
+    part = full.apply_insert(job)
     assert (part.adopted, part.duplicate) == (((4, 12),), ())
     assert part.indices is not None
     assert part.indices.tolist() == list(range(8))

@@ -452,10 +452,13 @@ async def test_what_is_sent_for_a_chunk_is_as_large_as_the_chunk(make_cache: Mak
             cache.remove_interceptor(watch)
             messages = [envelope.message for envelope in watch.envelopes]
             inserts = [one for one in messages if type(one).__name__ == "CommitInsert"]
-            assert [(len(one.path), one.units, one.base) for one in inserts] == [(0, 40, 40 * turn)]
+            walks = [
+                (len(one.job.walk.path), one.job.walk.limit, one.job.walk.base) for one in inserts
+            ]
+            assert walks == [(0, 40, 40 * turn)]
             kinds = sorted(type(one).__name__ for one in messages)
             assert len(kinds) <= 4, kinds
-            leaf = inserts[0].leaf
+            leaf = inserts[0].job.leaf
             assert leaf is not None
             assert len(leaf.piece) == 40 * 8
         await cache.cache_finished_req(req)

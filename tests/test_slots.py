@@ -44,7 +44,7 @@ def test_slots_are_rounded_up_to_pages(slots: int, pages: int) -> None:
 
 def test_what_is_adopted_is_the_trees_until_it_is_released(books: SlotAllocator) -> None:
     slots = books.take(8 // books.page_size, ANONYMOUS)
-    books.adopt(slots)
+    books.adopt(books.pages_of(slots))
     assert sizes(books) == (56, 0, 8)
     assert set(books.owners()[books.pages_of(slots)].tolist()) == {TREE}
     books.release_tree(slots)
@@ -64,7 +64,7 @@ def test_nothing_can_be_taken_and_released(books: SlotAllocator) -> None:
     nothing = books.take(0, ANONYMOUS)
     assert nothing.tolist() == []
     books.check(nothing, ANONYMOUS)
-    books.adopt(nothing)
+    books.adopt(books.pages_of(nothing))
     books.release(nothing)
     assert sizes(books) == (64, 0, 0)
 
@@ -167,7 +167,7 @@ def test_a_rebuild_frees_what_nobody_claims_and_keeps_anonymous_slots() -> None:
     books = SlotAllocator(64, 4, "full")
     anonymous = books.take(2, ANONYMOUS)
     tree = books.take(3, ANONYMOUS)
-    books.adopt(tree)
+    books.adopt(books.pages_of(tree))
     lost = books.take(2, FIRST_HOLDER)
     kept = books.take(1, FIRST_HOLDER + 1)
     books._top = 3
@@ -191,7 +191,7 @@ def test_any_sequence_of_changes_keeps_every_page_with_one_owner(books: SlotAllo
         elif action == 1 and held:
             slots = held.pop(dice.randrange(len(held)))
             books.check(slots, ANONYMOUS)
-            books.adopt(slots)
+            books.adopt(books.pages_of(slots))
             tree.append(slots)
         elif action == 2 and held:
             slots = held.pop(dice.randrange(len(held)))

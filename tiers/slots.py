@@ -18,6 +18,8 @@ from radixtide.configs.errors import DoubleFree, SlotError
 
 Slots = npt.NDArray[np.int64]
 Pages = npt.NDArray[np.int64]
+PageRange = Pages | slice
+"""Pages in order; a slice where they are one ascending run."""
 
 FREE: Final = 0
 TREE: Final = 1
@@ -107,8 +109,8 @@ class SlotAllocator:
             return taken.copy()
         return (taken[:, None] * self.page_size + self._offsets).ravel()
 
-    def check(self, slots: Slots, *holders: int) -> None:
-        """Raise unless `slots` are distinct whole pages in page order, all owned by `holders`.
+    def check(self, slots: Slots, *holders: int) -> PageRange:
+        """Return the pages of `slots`, which must be whole, distinct and owned by `holders`.
 
         Raises:
             DoubleFree: a page is free.
@@ -116,7 +118,7 @@ class SlotAllocator:
         """
         count = len(slots)
         if not count:
-            return
+            return EMPTY
         size = self.page_size
         if count % size:
             raise SlotError(
@@ -126,9 +128,10 @@ class SlotAllocator:
         run = last - first == count - 1 and first >= 0 and first % size == 0 and last < self.size
         if run and self._ascends(slots):
             # One ascending run: distinct by nature, owners are one slice.
-            owners = self._owner[first // size : last // size + 1]
-            self._check_owners(owners, first // size, None, holders)
-            return
+            page = first // size
+            owners = self._owner[page : last // size + 1]
+            self._check_owners(owners, page, None, holders)
+            return slice(page, last // size + 1)
         if int(slots.min()) < 0 or int(slots.max()) >= self.size:
             at = int(np.argmax((slots < 0) | (slots >= self.size)))
             raise SlotError(
@@ -156,6 +159,7 @@ class SlotAllocator:
                 f"pool {self.name}: slot {int(pages[at]) * size} at position {at * size} is "
                 "given twice"
             )
+        return pages
 
     def _ascends(self, slots: Slots) -> bool:
         """Return whether each slot is one more than the one before.
@@ -205,15 +209,15 @@ class SlotAllocator:
             return slots
         return slots[:: self.page_size] // self.page_size
 
-    def adopt(self, slots: Slots) -> None:
-        """Make held `slots` (checked, or known) the tree's."""
-        pages = self.pages_of(slots)
-        count = len(pages)
-        self.tree_pages += count
-        if count > STRETCH and pages.item(-1) - pages.item(0) == count - 1 and self._ascends(pages):
-            # A long run: to look at it again is cheaper than to scatter.
-            self._owner[pages.item(0) : pages.item(-1) + 1] = TREE
+    def adopt(self, pages: PageRange, skip: int = 0) -> None:
+        """Make held pages (checked, or known), but for the first `skip`, the tree's."""
+        if isinstance(pages, slice):
+            start = pages.start + skip
+            self.tree_pages += pages.stop - start
+            self._owner[start : pages.stop] = TREE
         else:
+            pages = pages[skip:]
+            self.tree_pages += len(pages)
             self._owner[pages] = TREE
 
     def release(self, slots: Slots) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from radixtide.tree.key import TOKEN_BYTES, RadixKey, common_units
-from radixtide.tree.node import NO_CHILDREN, ComponentData, Node
+from radixtide.tree.node import NO_CHILDREN, NO_RECORD, ComponentData, Node
 
 
 class Walk(msgspec.Struct, eq=False):
@@ -21,7 +21,8 @@ class Walk(msgspec.Struct, eq=False):
     ``inside``, ``inside_units``: the node that the key shares some, but not all, whole pages with,
     and how many units those are; None and 0 where the key ends at a node's end or finds no child.
     ``base``: depth of the start. ``limit``: units of the key that took part (page aligned), counted
-    from there.
+    from there. ``last``: the last node that is covered whole, or the start. ``matched``: units from
+    the root to where the key leaves the tree, whole pages only.
     """
 
     key: RadixKey
@@ -29,18 +30,18 @@ class Walk(msgspec.Struct, eq=False):
     base: int
     limit: int
     path: list[Node]
+    last: Node
+    matched: int
     inside: Node | None = None
     inside_units: int = 0
 
-    @property
-    def last(self) -> Node:
-        """The last node that is covered whole, or the start."""
-        return self.path[-1] if self.path else self.start
-
-    @property
-    def matched(self) -> int:
-        """Units from the root to where the key leaves the tree, whole pages only."""
-        return self.last.end + self.inside_units
+    def cut(self, steps: int) -> None:
+        """Keep the first `steps` nodes of the path, which are not fewer, and no part of another."""
+        self.inside = None
+        self.inside_units = 0
+        del self.path[steps:]
+        self.last = self.path[-1] if steps else self.start
+        self.matched = self.last.end
 
 
 class RadixTree:
@@ -90,7 +91,6 @@ class RadixTree:
     def _new_node(self, parent: Node | None, piece: bytes, edge: bytes, end: int) -> Node:
         node_id = self._next_id
         self._next_id = node_id + 1
-        records = tuple([ComponentData() for _ in range(self.components)])
         node = Node(
             piece,
             end,
@@ -98,16 +98,20 @@ class RadixTree:
             parent,
             0,
             0,
-            records[0],
-            records,
+            NO_RECORD,
+            (),
             node_id,
             edge,
             node_id,
             end,
             node_id,
         )
-        for record in records:
-            record.node = node
+        node.primary = record = ComponentData(node)
+        if self.components == 1:
+            node.component_data = (record,)
+        else:
+            more = [ComponentData(node) for _ in range(self.components - 1)]
+            node.component_data = (record, *more)
         self.nodes[node_id] = node
         return node
 
@@ -145,7 +149,7 @@ class RadixTree:
         node = self.root if start is None else start
         limit = key.units - key.units % self.page_size
         path: list[Node] = []
-        found = Walk(key, node, node.end, limit, path)
+        found = Walk(key, node, node.end, limit, path, node, node.end)
         if not limit:
             return found
         raw = key.raw
@@ -156,18 +160,18 @@ class RadixTree:
         edge = raw[:edge_bytes]
         if node.parent is None:
             edge = key.namespace + edge
-        while True:
-            child = node.children.get(edge)
-            if child is None:
-                return found
+        inside = 0
+        while (child := node.children.get(edge)) is not None:
             end = child.end * TOKEN_BYTES - base
             if end > stop or not raw.startswith(child.piece, position):
-                shared = common_units(
+                inside = common_units(
                     raw, position // TOKEN_BYTES, limit, child.piece, self.lookahead
                 )
-                found.inside = child
-                found.inside_units = shared - shared % self.page_size
-                return found
+                inside -= inside % self.page_size
+                if inside:
+                    found.inside = child
+                    found.inside_units = inside
+                break
             path.append(child)
             node = child
             position = end
@@ -181,8 +185,11 @@ class RadixTree:
                 node = child
                 position = end
             if position == stop:
-                return found
+                break
             edge = raw[position : position + edge_bytes]
+        found.last = node
+        found.matched = node.end + inside
+        return found
 
     def split(self, node: Node, units: int) -> Node:
         """Cut `node` after `units` units; return the new node, which holds the prefix.

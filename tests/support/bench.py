@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from radixtide import RadixKey, Violation
-from radixtide.components.base import InsertPart, Reserved
+from radixtide.components.api import Slots
+from radixtide.components.base import Reserved
 from radixtide.components.full import FullComponent
+from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.components.registry import make_components
 from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree import Node
@@ -24,28 +26,40 @@ class Bench:
     def insert(self, tokens: list[int], prev: int = 0, **fields: Any) -> tuple[Node, InsertPart]:
         """Walk, split, reserve and insert anonymous slots; return the deepest node and the part."""
         tree, full = self.tree, self.full
-        walk = tree.walk(RadixKey(tokens, is_bigram=tree.bigram))
-        given = full.reserve(walk.limit, ANONYMOUS)
+        given = full.reserve(len(tokens) - len(tokens) % tree.page_size, ANONYMOUS)
         assert isinstance(given, Reserved)
-        full.check_insert(given.slots, ANONYMOUS, 0, prev, walk.limit, walk.matched)
+        job = self.job(tokens, given.slots, prev=prev, **fields)
+        walk = job.walk
+        assert walk.limit == len(given.slots)
+        job.checked = [full.check_insert(job)]
         matched = walk.matched
         if walk.inside is not None and walk.inside_units:
             inside = walk.inside
             prefix = tree.split(inside, walk.inside_units)
             full.redistribute_on_node_split(prefix, inside)
             walk.path.append(prefix)
+            walk.last = prefix
         tree.clock += 1
         tree.root.touch = tree.clock
         for node in walk.path:
             node.touch = tree.clock
-        leaf = tree.add_leaf(walk.last, walk, matched) if matched < walk.limit else None
-        if leaf is not None:
-            leaf.touch = tree.clock
-        options = {"keep_duplicates": False, "want_indices": False, **fields}
-        part = full.apply_insert(
-            walk.path, leaf, given.slots, ANONYMOUS, 0, prev, walk.limit, **options
-        )
-        return leaf if leaf is not None else walk.last, part
+        if matched < walk.limit:
+            job.leaf = tree.add_leaf(walk.last, walk, matched)
+            job.leaf.touch = tree.clock
+        return job.leaf or walk.last, full.apply_insert(job)
+
+    def job(
+        self,
+        tokens: list[int],
+        value: Slots | None,
+        holder: int = ANONYMOUS,
+        prev: int = 0,
+        start: Node | None = None,
+        running: bool = False,
+    ) -> Insertion:
+        """Return an insert that was not checked yet."""
+        walk = self.tree.walk(RadixKey(tokens, is_bigram=self.tree.bigram), start)
+        return Insertion(walk, value, holder, prev, prev, 0, running, walk.matched, walk.start)
 
     def path(self, node: Node) -> list[Node]:
         """Return the nodes from below the root down to `node`."""
