@@ -13,7 +13,7 @@ reply, or the list of replies; what it returns is the reply to its own message."
 Handler = Callable[[Any], Any]
 
 
-class Round(msgspec.Struct):
+class Round(msgspec.Struct, gc=False):
     """A conversation of one round, without a generator: for what is called all the time.
 
     ``message`` goes to each of ``cells``; ``then(state, context, answers)`` makes the reply, or the

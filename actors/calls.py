@@ -9,57 +9,57 @@ from radixtide.components.request import Request
 from radixtide.tree.key import RadixKey
 
 
-class Call(msgspec.Struct, frozen=True, tag=True):
+class Call(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Base of the calls."""
 
 
-class Free(Call, frozen=True, tag=True):
+class Free(Call, frozen=True, tag=True, gc=False):
     """Free slots held outside of any request."""
 
     slots: Slots
     component: str
 
 
-class IncLockRef(Call, frozen=True, tag=True):
+class IncLockRef(Call, frozen=True, tag=True, gc=False):
     """Lock a node. Reply: LockReceipt."""
 
     node: NodeHandle
 
 
-class DecLockRef(Call, frozen=True, tag=True):
+class DecLockRef(Call, frozen=True, tag=True, gc=False):
     """Release a receipt. Reply: DecLockRefResult."""
 
     receipt: LockReceipt
 
 
-class CacheFinishedReq(Call, frozen=True, tag=True):
+class CacheFinishedReq(Call, frozen=True, tag=True, gc=False):
     """A request is done. Reply: CacheReqResult."""
 
     req: Request
     is_insert: bool
 
 
-class CacheUnfinishedReq(Call, frozen=True, tag=True):
+class CacheUnfinishedReq(Call, frozen=True, tag=True, gc=False):
     """A chunk of a request is done. Reply: CacheReqResult."""
 
     req: Request
     is_insert: bool
 
 
-class AbortReq(Call, frozen=True, tag=True):
+class AbortReq(Call, frozen=True, tag=True, gc=False):
     """A request is given up. Reply: CacheReqResult."""
 
     req: Request
 
 
-class UndoMatch(Call, frozen=True, tag=True):
+class UndoMatch(Call, frozen=True, tag=True, gc=False):
     """Nobody took the answer of a locking match: release the lock."""
 
     receipt: LockReceipt
     req: Request | None
 
 
-class UndoAllocate(Call, frozen=True, tag=True):
+class UndoAllocate(Call, frozen=True, tag=True, gc=False):
     """Nobody took the answer of an allocation: give the slots back."""
 
     slots: Slots
@@ -67,40 +67,40 @@ class UndoAllocate(Call, frozen=True, tag=True):
     used: int
 
 
-class DeviceIndices(Call, frozen=True, tag=True):
+class DeviceIndices(Call, frozen=True, tag=True, gc=False):
     """The slots from the root to a node. Reply: array."""
 
     node: NodeHandle
 
 
-class PinKey(Call, frozen=True, tag=True):
+class PinKey(Call, frozen=True, tag=True, gc=False):
     """Keep a cached key from eviction for a time. Reply: PinResult."""
 
     key: RadixKey
     ttl_s: float
 
 
-class UnpinKey(Call, frozen=True, tag=True):
+class UnpinKey(Call, frozen=True, tag=True, gc=False):
     """Let a pinned key go. Reply: whether it was pinned."""
 
     key: RadixKey
 
 
-class Reset(Call, frozen=True, tag=True):
+class Reset(Call, frozen=True, tag=True, gc=False):
     """Drop everything, if nothing is held. Reply: None."""
 
 
-class AuditAll(Call, frozen=True, tag=True):
+class AuditAll(Call, frozen=True, tag=True, gc=False):
     """Recount everything. Reply: AuditReport."""
 
 
-class Print(Call, frozen=True, tag=True):
+class Print(Call, frozen=True, tag=True, gc=False):
     """Draw the tree. Reply: text."""
 
     max_nodes: int
 
 
-class Repair(Call, frozen=True, tag=True):
+class Repair(Call, frozen=True, tag=True, gc=False):
     """An actor crashed: make the records true again. Reply: None."""
 
     actor: str

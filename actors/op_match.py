@@ -33,7 +33,7 @@ UNALIGNED_TAIL = MissReason.UNALIGNED_TAIL
 NEVER_STORED = MissReason.NEVER_STORED
 
 
-class Matching(msgspec.Struct):
+class Matching(msgspec.Struct, gc=False):
     """One match on its way.
 
     ``counted``: depth up to which this request's hits are counted already. ``full_length``: how far

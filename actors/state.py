@@ -33,7 +33,7 @@ from radixtide.tree.radix_tree import RadixTree, Walk
 _CACHE_IDS: Final = itertools.count(1)
 
 
-class LiveReceipt(msgspec.Struct, eq=False):
+class LiveReceipt(msgspec.Struct, eq=False, gc=False):
     """What a receipt stands for: the node, what each component counted, and whose it is."""
 
     node: Node

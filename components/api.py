@@ -90,7 +90,7 @@ class LockReceipt(msgspec.Struct, frozen=True, gc=False):
     cache: int
 
 
-class MatchPrefixParams(msgspec.Struct, frozen=True, tag=True):
+class MatchPrefixParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Find the longest cached prefix of ``key``.
 
     ``lock``: lock the device match in the same step. With ``req`` the request then owns the receipt
@@ -104,7 +104,7 @@ class MatchPrefixParams(msgspec.Struct, frozen=True, tag=True):
     lock: bool = False
 
 
-class MatchResult(msgspec.Struct, frozen=True):
+class MatchResult(msgspec.Struct, frozen=True, gc=False):
     """What is cached of a key.
 
     ``device_indices``: int64 CPU tensor, shape (device match length,); the caller may write to it.
@@ -128,7 +128,7 @@ class MatchResult(msgspec.Struct, frozen=True):
     receipt: LockReceipt | None = None
 
 
-class InsertParams(msgspec.Struct, frozen=True, tag=True):
+class InsertParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Give the slots of ``key`` to the tree.
 
     ``value``: the device slots of the key's units, shape (n,), n at least the page-aligned length;
@@ -144,7 +144,7 @@ class InsertParams(msgspec.Struct, frozen=True, tag=True):
     priority: int = 0
 
 
-class InsertResult(msgspec.Struct, frozen=True):
+class InsertResult(msgspec.Struct, frozen=True, gc=False):
     """What became of the caller's slots.
 
     ``prefix_len``: units that were in the tree before. ``adopted`` and ``duplicate`` are half-open
@@ -161,7 +161,7 @@ class InsertResult(msgspec.Struct, frozen=True):
     component_adopted: dict[str, tuple[tuple[int, int], ...]] = {}
 
 
-class EvictParams(msgspec.Struct, frozen=True, tag=True):
+class EvictParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Free at least this much, where that much is evictable."""
 
     num_tokens: int = 0
@@ -169,7 +169,7 @@ class EvictParams(msgspec.Struct, frozen=True, tag=True):
     mamba_num: int = 0
 
 
-class EvictResult(msgspec.Struct, frozen=True):
+class EvictResult(msgspec.Struct, frozen=True, gc=False):
     """What was freed on the device, per component."""
 
     num_tokens_evicted: int = 0
@@ -177,7 +177,7 @@ class EvictResult(msgspec.Struct, frozen=True):
     mamba_num_evicted: int = 0
 
 
-class AllocateParams(msgspec.Struct, frozen=True, tag=True):
+class AllocateParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     """Take slots, evicting as needed; all pools or none.
 
     ``num_tokens`` is rounded up to whole pages. With ``req`` the room left in the request's last
@@ -191,7 +191,7 @@ class AllocateParams(msgspec.Struct, frozen=True, tag=True):
     req: Request | None = None
 
 
-class AllocateResult(msgspec.Struct, frozen=True):
+class AllocateResult(msgspec.Struct, frozen=True, gc=False):
     """Slots that the caller now holds.
 
     ``indices``: int64 CPU tensor. The first ``num_tokens`` are those asked for, in order; what
@@ -206,13 +206,13 @@ class AllocateResult(msgspec.Struct, frozen=True):
     mamba_indices: torch.Tensor | None = None
 
 
-class DecLockRefResult(msgspec.Struct, frozen=True):
+class DecLockRefResult(msgspec.Struct, frozen=True, gc=False):
     """Slots that a release made evictable, per component."""
 
     unprotected: dict[str, int]
 
 
-class CacheReqResult(msgspec.Struct, frozen=True):
+class CacheReqResult(msgspec.Struct, frozen=True, gc=False):
     """What ``cache_finished_req``, ``cache_unfinished_req`` or ``abort_req`` did.
 
     ``inserted_len``: units now in the tree; ``prefix_len``: units that were there before;

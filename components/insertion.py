@@ -11,7 +11,7 @@ from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import Walk
 
 
-class InsertPart(msgspec.Struct, frozen=True):
+class InsertPart(msgspec.Struct, frozen=True, gc=False):
     """What a component did with the slots of an insert.
 
     ``adopted``, ``duplicate``: half-open ranges of units. ``indices``: the tree's slots over the
@@ -27,7 +27,7 @@ class InsertPart(msgspec.Struct, frozen=True):
     existed: bool = False
 
 
-class Insertion(msgspec.Struct):
+class Insertion(msgspec.Struct, gc=False):
     """An insert; the coordinator writes it, components read it.
 
     ``walk``: from the root, or from a node that the caller holds locked. ``value``: slots of the

@@ -14,7 +14,7 @@ from radixtide.tree.key import TOKEN_BYTES, RadixKey, common_units
 from radixtide.tree.node import NO_CHILDREN, NO_RECORD, ComponentData, Node
 
 
-class Walk(msgspec.Struct, eq=False):
+class Walk(msgspec.Struct, eq=False, gc=False):
     """Where a key leads: the nodes it covers whole, and the node it ends inside of.
 
     ``path``: covered nodes from the first below the start.
