@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from types import GeneratorType
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ def conversation(reply: Any) -> Conversation:
         message = reply.message
         answers = yield [(cell, message) for cell in reply.cells]
         reply = reply.then(reply.state, reply.context, answers)
+    if reply.__class__ is GeneratorType:
+        reply = yield from reply
     return reply
 
 

@@ -56,7 +56,7 @@ from radixtide.components.checks import (
     expect,
 )
 from radixtide.components.policies import plugin_policies
-from radixtide.components.registry import make_components
+from radixtide.components.registry import make_components, plugin_components
 from radixtide.components.request import Request
 from radixtide.configs.errors import Busy, CacheClosed
 from radixtide.configs.loader import load_config, validate
@@ -85,7 +85,7 @@ class UnifiedRadixCache:
     """
 
     def __init__(self, config: CacheConfig) -> None:
-        self.config = validate(config, policies=plugin_policies())
+        self.config = validate(config, policies=plugin_policies(), components=plugin_components())
         self.page_size = config.page_size
         requests = config.pools.requests
         self.req_to_token_pool = ReqToTokenPool(requests.max_requests, requests.max_context)
@@ -100,20 +100,22 @@ class UnifiedRadixCache:
         self._resetting = False
         self._given: anyio.Event | None = None
         self.kv_pool: TokenToKVPool | None = None
+        self.memory: dict[str, Any] = {}
         self._build()
 
     @classmethod
     def from_toml(cls, path: str | PathLike[str]) -> Self:
         """Return a cache configured by a TOML file. Raises ConfigError."""
-        return cls(load_config(Path(path), policies=plugin_policies()))
+        return cls(
+            load_config(Path(path), policies=plugin_policies(), components=plugin_components())
+        )
 
     def _build(self) -> None:
         config = self.config
         components, self._tree = make_components(config)
         self._components = components
-        full = components[0]
-        if config.pools.full.holds_bytes:
-            self.kv_pool = TokenToKVPool(config.pools.full, full.allocator.size)
+        self.memory = {one.name: one.make_memory() for one in components}
+        self.kv_pool = self.memory[components[0].name]
 
     # -- life ---------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class UnifiedRadixCache:
         system = ActorSystem(loop, self.config.limits, self.config.delivery == "direct")
         self._state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
         cells = [system.spawn(ComponentActor(component)) for component in self._components]
-        self._state.attach(cells, [one.on_every_node for one in self._components])
+        self._state.attach(cells, [one.traits() for one in self._components])
         self._coordinator = system.spawn(Coordinator(self._state))
         system.on_restarted = self._on_restarted
         self._system = system
@@ -321,6 +323,20 @@ class UnifiedRadixCache:
             check_receipt(receipt)
         return self._give(calls.DecLockRef(receipt), timeout)
 
+    def dec_swa_lock_only(
+        self, receipt: LockReceipt, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, DecLockRefResult]:
+        """Give up the window of a lock, and its lock on a state: decoding has moved past them.
+
+        What is left of the receipt is released by ``dec_lock_ref``, or with its request, as ever.
+        A second call changes nothing. Cost O(nodes in the window).
+
+        Raises:
+            ReceiptReleased, ForeignReceipt: as ``dec_lock_ref``.
+        """
+        check_receipt(receipt)
+        return self._give(calls.DecWindowLock(receipt), timeout)
+
     def hold(self, match: MatchResult) -> Hold:
         """Lock a match for the length of an ``async with`` block; yields the receipt.
 
@@ -384,6 +400,35 @@ class UnifiedRadixCache:
         check_request(req)
         return self._give(calls.AbortReq(req), timeout)
 
+    def release_window(
+        self, req: Request, length: int, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, int]:
+        """Give back the sliding-window slots that a running request of `length` tokens has left.
+
+        Frees, in whole pages, those of the request's own tokens that no window of a token to come
+        covers, sets ``swa_evicted_seqlen``, and returns how many slots that freed. Call it as often
+        as the request decodes; without a component that has a window it does nothing.
+        Cost O(slots freed), and O(own parts).
+        """
+        check_request(req)
+        return self._give(calls.ReleaseWindow(req, as_count(length, "length")), timeout)
+
+    async def component_slots(
+        self, component: str, indices: SlotInput, *, timeout: float | None = None
+    ) -> torch.Tensor:
+        """Return the slots that `component` has for the tokens of Full slots `indices`.
+
+        An int64 tensor of the same length, -1 where there is none. Cost O(len).
+
+        Raises:
+            SlotError: a slot is out of range.
+            InvalidRequest: the cache has no such component, or its slots are not bound to Full's.
+        """
+        expect(component, str, "component")
+        slots = as_slots(indices)
+        result: torch.Tensor = await self._take(calls.ComponentSlots(component, slots), timeout)
+        return result
+
     # -- pins -----------------------------------------------------------------------
 
     def pin(
@@ -445,7 +490,9 @@ class UnifiedRadixCache:
         system = self._open_system()
         state = self._state
         pools = {}
+        counters = state.counters.as_dict()
         for component in self._components:
+            counters.update(component.counters())
             sizes = component.sizes()
             pools[component.name] = {
                 "device": PoolStats(
@@ -465,7 +512,7 @@ class UnifiedRadixCache:
             requests=len(state.ledger),
             pinned=state.pins.units,
             generation=state.tree.generation,
-            counters=state.counters.as_dict(),
+            counters=counters,
         )
 
     def audit(self, *, timeout: float | None = None) -> Coroutine[Any, Any, AuditReport]:

@@ -55,7 +55,7 @@ class AbortReq(Call, frozen=True, tag=True, gc=False):
 class UndoMatch(Call, frozen=True, tag=True, gc=False):
     """Nobody took the answer of a locking match: release the lock."""
 
-    receipt: LockReceipt
+    receipt: LockReceipt | None
     req: Request | None
 
 
@@ -65,6 +65,27 @@ class UndoAllocate(Call, frozen=True, tag=True, gc=False):
     slots: Slots
     req: Request | None
     used: int
+    own: dict[str, Slots]
+
+
+class DecWindowLock(Call, frozen=True, tag=True, gc=False):
+    """Give up the windows of a receipt. Reply: DecLockRefResult."""
+
+    receipt: LockReceipt
+
+
+class ReleaseWindow(Call, frozen=True, tag=True, gc=False):
+    """A running request has `length` tokens: free what no window needs. Reply: slots freed."""
+
+    req: Request
+    length: int
+
+
+class ComponentSlots(Call, frozen=True, tag=True, gc=False):
+    """The slots of a component that are bound to slots of the carrier. Reply: tensor."""
+
+    component: str
+    slots: Slots
 
 
 class DeviceIndices(Call, frozen=True, tag=True, gc=False):

@@ -12,6 +12,8 @@ from typing import Any
 from radixtide.actors.actor import Actor, Handler
 from radixtide.actors.messages import (
     Audit,
+    AuditAgainst,
+    CarrierReleased,
     CheckInsert,
     CheckRelease,
     Clear,
@@ -20,15 +22,24 @@ from radixtide.actors.messages import (
     Describe,
     EvictNodes,
     GetSizes,
+    Grant,
+    Judge,
     LetGo,
     Lock,
     LockSplit,
+    PairedSlots,
     PathSlots,
+    Prepare,
     Propose,
+    Quote,
     Rebuild,
     Release,
+    ReleasePaired,
     Reserve,
+    ReservePrivate,
     Settle,
+    TakeCensus,
+    Ungrant,
     Unlock,
     Unreserve,
     Validate,
@@ -70,6 +81,17 @@ class ComponentActor(Actor):
             Describe: self.describe,
             Audit: self.audit,
             Rebuild: self.rebuild,
+            TakeCensus: lambda _: component.census(),
+            AuditAgainst: self.audit_against,
+            ReservePrivate: self.reserve_private,
+            Prepare: self.prepare,
+            Judge: self.judge,
+            Quote: self.quote,
+            Grant: self.grant,
+            Ungrant: self.ungrant,
+            CarrierReleased: self.carrier_released,
+            ReleasePaired: self.release_paired,
+            PairedSlots: self.paired_slots,
             Clear: lambda _: component.reset(),
         }
 
@@ -83,8 +105,12 @@ class ComponentActor(Actor):
 
     def give_back(self, message: Any, reply: Any) -> Any:
         """Undo a Reserved that the coordinator no longer waits for."""
-        if isinstance(message, Reserve) and isinstance(reply, Reserved):
+        if not isinstance(reply, Reserved):
+            return None
+        if isinstance(message, Reserve):
             return Unreserve(reply.slots, message.holder, reply.position, message.slots)
+        if isinstance(message, ReservePrivate):
+            return Ungrant(message.holder, None, 0, {self.name: reply.slots})
         return None
 
     # -- match --------------------------------------------------------------------
@@ -96,11 +122,15 @@ class ComponentActor(Actor):
     def commit_match(self, m: CommitMatch) -> tuple[Slots | None, Any]:
         """Split, lock, finalise."""
         component = self.component
-        if m.split is not None:
-            component.redistribute_on_node_split(*m.split)
+        for split in m.splits:
+            component.redistribute_on_node_split(*split)
         path = m.path
         record = component.acquire_component_lock(path[-1]) if m.lock else None
-        return component.finalize_match_result(path), record
+        return component.finalize_match_result(path, m.holder), record
+
+    def reserve_private(self, m: ReservePrivate) -> Reserved | Shortage:
+        """Take a slot for a copy."""
+        return self.component.reserve_private(m.holder)
 
     # -- insert -------------------------------------------------------------------
 
@@ -110,9 +140,13 @@ class ComponentActor(Actor):
 
     def commit_insert(self, m: CommitInsert) -> InsertPart:
         """Split and take over the slots."""
-        if m.split is not None:
-            self.component.redistribute_on_node_split(*m.split)
+        for split in m.splits:
+            self.component.redistribute_on_node_split(*split)
         return self.component.apply_insert(m.job)
+
+    def prepare(self, m: Prepare) -> int:
+        """Say how much of a request to insert."""
+        return self.component.prepare_for_caching_req(m.req, m.start, m.length)
 
     def path_slots(self, m: PathSlots) -> Slots:
         """Answer the slots along a path."""
@@ -125,8 +159,9 @@ class ComponentActor(Actor):
         return self.component.acquire_component_lock(m.node)
 
     def lock_split(self, m: LockSplit) -> Any:
-        """Follow a split, then protect its prefix."""
-        self.component.redistribute_on_node_split(*m.split)
+        """Follow splits, then protect."""
+        for split in m.splits:
+            self.component.redistribute_on_node_split(*split)
         return self.component.acquire_component_lock(m.node)
 
     def unlock(self, m: Unlock) -> int:
@@ -140,30 +175,38 @@ class ComponentActor(Actor):
         record = component.acquire_component_lock(m.lock)
         if m.unlock is not None:
             component.release_component_lock(m.unlock, m.record)
-        freed = 0
-        if m.free is not None:
-            component.allocator.release(m.free)
-            freed = len(m.free)
-        return record, freed
+        return record, self._free(m.free)
 
     def let_go(self, m: LetGo) -> int:
         """Unlock and free what a request holds."""
         component = self.component
         if m.unlock is not None:
             component.release_component_lock(m.unlock, m.record)
-        freed = 0
-        if m.free is not None:
-            component.allocator.release(m.free)
-            freed = len(m.free)
+        freed = self._free(m.free)
         if m.holder is not None:
             freed += component.release_holding(m.holder)
+            component.cleanup_after_caching_req(m.holder)
         return freed
+
+    def _free(self, slots: Slots | None) -> int:
+        """Free slots of the carrier, or what is bound to them here."""
+        if slots is None:
+            return 0
+        if self.component.index == 0:
+            self.component.release(slots)
+            return len(slots)
+        self.component.carrier_released(slots)
+        return 0
 
     # -- evict --------------------------------------------------------------------
 
     def propose(self, m: Propose) -> list[Node]:
         """Choose victims."""
-        return self.component.drive_eviction(m.target)
+        return self.component.drive_eviction(m.target, m.spare)
+
+    def judge(self, m: Judge) -> list[bool]:
+        """Tell the leaves among nodes."""
+        return self.component.judge(m.nodes)
 
     def evict_nodes(self, m: EvictNodes) -> int:
         """Free the device data of nodes."""
@@ -181,11 +224,35 @@ class ComponentActor(Actor):
 
     def check_release(self, m: CheckRelease) -> None:
         """Refuse slots that are not the caller's to free."""
-        self.component.allocator.check(m.slots, m.holder)
+        self.component.check_release(m.slots, m.holder)
 
     def release(self, m: Release) -> None:
         """Free checked slots."""
-        self.component.allocator.release(m.slots)
+        self.component.release(m.slots)
+
+    def carrier_released(self, m: CarrierReleased) -> None:
+        """Let go of what is bound to freed slots."""
+        self.component.carrier_released(m.slots)
+
+    def quote(self, m: Quote) -> Shortage | None:
+        """Say whether slots are there."""
+        return self.component.quote(m.wanted, m.holder)
+
+    def grant(self, m: Grant) -> Slots | None:
+        """Take slots that were quoted."""
+        return self.component.grant(m.wanted, m.holder, m.carrier)
+
+    def ungrant(self, m: Ungrant) -> None:
+        """Give back slots that nobody took."""
+        self.component.ungrant(m.holder, m.carrier, m.used, m.own.get(self.name))
+
+    def release_paired(self, m: ReleasePaired) -> int:
+        """Free what is bound to a holder's slots."""
+        return self.component.release_paired(m.holder, m.begin, m.end)
+
+    def paired_slots(self, m: PairedSlots) -> Slots:
+        """Answer the slots bound to others."""
+        return self.component.paired_slots(m.slots)
 
     # -- soundness ------------------------------------------------------------------
 
@@ -199,4 +266,8 @@ class ComponentActor(Actor):
 
     def rebuild(self, m: Rebuild) -> list[Node]:
         """Repair after a crash."""
-        return self.component.rebuild(m.locked, m.holders)
+        return self.component.rebuild(m.locked, m.holders, m.carrier)
+
+    def audit_against(self, m: AuditAgainst) -> list[Violation]:
+        """Compare with the carrier."""
+        return self.component.audit_against(m.carrier)

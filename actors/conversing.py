@@ -84,20 +84,22 @@ class ConversingCell(Cell):
         started = 0.0 if handled % SAMPLE else perf_counter()
         applied = False
         asked: Cell = self
+        answers: list[Any] = []
         try:
             reply = self.handlers[message.__class__](message)
-            while reply.__class__ is Round and len(reply.cells) == 1:
-                cell = reply.cells[0]
-                if not cell.idle or cell.__class__ is not Cell:
+            while reply.__class__ is Round:
+                if not _all_idle(reply.cells):
                     break
                 # `cell.handle_now`, without the call: this is the way of nearly all messages.
                 request = reply.message
-                asked = cell
-                cell.handled += 1
-                answer = cell.handlers[request.__class__](request)
+                answers = []
+                for cell in reply.cells:
+                    asked = cell
+                    cell.handled += 1
+                    answers.append(cell.handlers[request.__class__](request))
                 asked = self
                 applied = applied or request.applies
-                reply = reply.then(reply.state, reply.context, [answer])
+                reply = reply.then(reply.state, reply.context, answers)
             if reply.__class__ is Round:
                 reply = conversation(reply)
             if reply.__class__ is GeneratorType:
@@ -115,24 +117,35 @@ class ConversingCell(Cell):
             return self.crashed_now(message, half.crash, applied=True)
         except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
             if asked is not self:
-                return self._ask_again(asked, reply, error, message, applied)
+                return self._ask_again(asked, reply, answers, error, message, applied)
             return self.crashed_now(message, error, applied)
         if started:
             self.times.add_handling(perf_counter() - started)
         return reply
 
     def _ask_again(
-        self, asked: Cell, question: Round, error: Exception, message: Any, applied: bool
+        self,
+        asked: Cell,
+        question: Round,
+        answers: list[Any],
+        error: Exception,
+        message: Any,
+        applied: bool,
     ) -> Any:
-        """Go on after `asked` crashed on a question: restart it, and ask through its mailbox."""
+        """Go on after `asked` crashed on a question: restart it, and ask through its mailbox.
+
+        `answers`: of those that were asked before it; those after it were not asked yet.
+        """
         asked.crashed_now(question.message, error)
         generator = conversation(question)
         calls = generator.send(None)
+        later = [QUEUE] * (len(calls) - len(answers) - 1)
+        replies = [*answers, REDELIVER, *later]
         exchange = Exchange(self.system.envelope(self.name, self, message), generator)
-        exchange.applied = applied or _is_applied(calls, [REDELIVER])
+        exchange.applied = applied or _is_applied(calls, replies)
         exchange.applies = applied or question.message.applies
         exchange.many = True
-        self._park(exchange, calls, [REDELIVER])
+        self._park(exchange, calls, replies)
         return PARKED
 
     def run(self, envelope: Envelope) -> Any:
@@ -340,6 +353,14 @@ class ConversingCell(Cell):
         self.mailbox.extendleft(reversed(waiting))
         if not self.busy:
             self.free()
+
+
+def _all_idle(cells: list[Cell]) -> bool:
+    """Return whether all `cells` can be given a message in the sender's stack."""
+    for cell in cells:  # noqa: SIM110  # a generator costs more than the one or two rounds here
+        if not cell.idle or cell.__class__ is not Cell:
+            return False
+    return True
 
 
 def _is_applied(calls: list[tuple[Cell, Any]], replies: list[Any]) -> bool:

@@ -13,10 +13,11 @@ from typing import Any
 from radixtide.actors import calls
 from radixtide.actors.actor import Actor, Handler
 from radixtide.actors.op_admin import audit, pin_key, pretty_print, repair, reset, unpin_key
-from radixtide.actors.op_evict import allocate, evict, free, undo_allocate
+from radixtide.actors.op_allocate import allocate, free, release_window, undo_allocate
+from radixtide.actors.op_evict import evict
 from radixtide.actors.op_insert import insert
-from radixtide.actors.op_lock import dec_lock_ref, inc_lock_ref
-from radixtide.actors.op_match import device_indices, match_prefix, undo_match
+from radixtide.actors.op_lock import dec_lock_ref, dec_window_lock, inc_lock_ref
+from radixtide.actors.op_match import component_slots, device_indices, match_prefix, undo_match
 from radixtide.actors.op_request import abort_req, cache_finished_req, cache_unfinished_req
 from radixtide.actors.state import State
 from radixtide.components.api import (
@@ -39,6 +40,9 @@ OPERATIONS: dict[type, Callable[[State, Any], Any]] = {
     calls.AbortReq: abort_req,
     calls.UndoMatch: undo_match,
     calls.UndoAllocate: undo_allocate,
+    calls.DecWindowLock: dec_window_lock,
+    calls.ReleaseWindow: release_window,
+    calls.ComponentSlots: component_slots,
     calls.DeviceIndices: device_indices,
     calls.PinKey: pin_key,
     calls.UnpinKey: unpin_key,
@@ -68,10 +72,12 @@ class Coordinator(Actor):
     def give_back(self, message: Any, reply: Any) -> Any:
         """Return the call that undoes an answer nobody took, or None where it owns nothing."""
         if isinstance(message, MatchPrefixParams):
-            if reply.receipt is not None:
+            if reply.receipt is not None or message.cow_mamba:
                 return calls.UndoMatch(reply.receipt, message.req)
         elif isinstance(message, AllocateParams):
-            return calls.UndoAllocate(reply.indices.numpy(), message.req, message.num_tokens)
+            return calls.UndoAllocate(
+                reply.indices.numpy(), message.req, message.num_tokens, reply.granted()
+            )
         elif isinstance(message, calls.IncLockRef):
             return calls.DecLockRef(reply)
         return None

@@ -14,11 +14,16 @@ from typing import Any, ClassVar
 import msgspec
 
 from radixtide.components.api import Slots
+from radixtide.components.base import Census, Reserved
 from radixtide.components.insertion import Insertion
+from radixtide.components.request import Request
 from radixtide.tree.node import Node
 
 Split = tuple[Node, Node]
 """(prefix, suffix): a new node and the one it was cut from."""
+Splits = tuple[Split, ...]
+"""Splits in the order in which they were made: of one node, the deepest first, so that a suffix is
+what it will be when the first of them is followed."""
 
 
 class Plan(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -53,15 +58,25 @@ class Validate(Plan, frozen=True, tag=True):
 
 
 class CommitMatch(Apply, frozen=True, tag=True):
-    """Split, lock, and finalise a match over `path`. Reply: (slots or None, lock record)."""
+    """Split, lock, and finalise a match over `path`. Reply: (slots or None, lock record).
+
+    `holder`: who gets a private copy of the state at its end, where there is such a state.
+    """
 
     path: list[Node]
-    split: Split | None = None
+    splits: Splits = ()
     lock: bool = False
+    holder: int | None = None
+
+
+class ReservePrivate(Plan, frozen=True, tag=True):
+    """Take a slot for the private copy of a match. Reply: Reserved, or Shortage."""
+
+    holder: int
 
 
 class CheckInsert(Plan, frozen=True, tag=True):
-    """Ask whether the caller may give these slots. Raises SlotError. Reply: what was found."""
+    """Ask whether the caller may give these slots. Raises SlotError. Reply: InsertCheck."""
 
     job: Insertion
 
@@ -70,7 +85,7 @@ class CommitInsert(Apply, frozen=True, tag=True):
     """Split, attach a leaf, and settle every slot of an insert. Reply: InsertPart."""
 
     job: Insertion
-    split: Split | None
+    splits: Splits = ()
 
 
 class Lock(Opening, frozen=True, tag=True):
@@ -80,10 +95,10 @@ class Lock(Opening, frozen=True, tag=True):
 
 
 class LockSplit(Apply, frozen=True, tag=True):
-    """Follow a split, then protect its prefix. Reply: the component's lock record."""
+    """Follow splits, then protect `node`. Reply: the component's lock record."""
 
     node: Node
-    split: Split
+    splits: Splits
 
 
 class Unlock(Opening, frozen=True, tag=True):
@@ -115,15 +130,52 @@ class Settle(Apply, frozen=True, tag=True):
 
 
 class Propose(Plan, frozen=True, tag=True):
-    """Ask for victims that free `target` slots. Reply: nodes in order."""
+    """Ask for victims, but for those to spare, that free `target` slots. Reply: nodes in order."""
 
     target: int
+    spare: tuple[Node, ...] = ()
+
+
+class Judge(Plan, frozen=True, tag=True):
+    """Ask the carrier which of `nodes`, in that order, are leaves that can go whole."""
+
+    nodes: list[Node]
 
 
 class EvictNodes(Apply, frozen=True, tag=True):
     """Free the device data of `nodes`, children first. Reply: slots freed."""
 
     nodes: list[Node]
+
+
+class Quote(Plan, frozen=True, tag=True):
+    """Ask whether the slots of an allocation are there. Reply: Shortage or None.
+
+    `wanted`: slots by component.
+    """
+
+    wanted: dict[str, int]
+    holder: int
+
+
+class Grant(Apply, frozen=True, tag=True):
+    """Take what was quoted. Reply: slots, or None when none of this pool were wanted.
+
+    `carrier`: what the holder got of the carrier's pool in the same allocation.
+    """
+
+    wanted: dict[str, int]
+    holder: int
+    carrier: Reserved | None = None
+
+
+class Ungrant(Opening, frozen=True, tag=True):
+    """Give back what a Grant took. `own`: its replies, by component."""
+
+    holder: int
+    carrier: Reserved | None
+    used: int
+    own: dict[str, Slots]
 
 
 class Reserve(Plan, frozen=True, tag=True):
@@ -158,6 +210,44 @@ class Release(Apply, frozen=True, tag=True):
     slots: Slots
 
 
+class CarrierReleased(Apply, frozen=True, tag=True):
+    """Tell that slots of the carrier were freed: what is bound to them goes too."""
+
+    slots: Slots
+
+
+class PairedSlots(Plan, frozen=True, tag=True):
+    """Ask for the slots that are bound to slots of the carrier. Reply: an array, -1 for none."""
+
+    slots: Slots
+
+
+class ReleasePaired(Opening, frozen=True, tag=True):
+    """Free what is bound to the holder's slots ``[begin, end)``. Reply: slots freed."""
+
+    holder: int
+    begin: int
+    end: int
+
+
+class Prepare(Plan, frozen=True, tag=True):
+    """Ask how much of a request's first `length` units to insert. Reply: a length."""
+
+    req: Request
+    start: int
+    length: int
+
+
+class TakeCensus(Plan, frozen=True, tag=True):
+    """Ask the carrier whose its slots are. Reply: Census."""
+
+
+class AuditAgainst(Plan, frozen=True, tag=True):
+    """Ask for a comparison with the carrier's slots. Reply: list of Violation."""
+
+    carrier: Census
+
+
 class PathSlots(Plan, frozen=True, tag=True):
     """Ask for the slots along `path`. Reply: an array."""
 
@@ -189,6 +279,7 @@ class Rebuild(Opening, frozen=True, tag=True):
 
     locked: dict[int, int]
     holders: set[int]
+    carrier: Census | None = None
 
 
 class Clear(Opening, frozen=True, tag=True):

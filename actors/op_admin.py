@@ -6,18 +6,21 @@ from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import AuditAll, PinKey, Print, Repair, Reset, UnpinKey
 from radixtide.actors.messages import (
     Audit,
+    AuditAgainst,
     Clear,
     Describe,
     GetSizes,
     Lock,
     LockSplit,
     Rebuild,
+    Splits,
+    TakeCensus,
     Validate,
 )
 from radixtide.actors.op_evict import drop_pin, expire_pins
 from radixtide.actors.pins import Pin
 from radixtide.actors.state import State
-from radixtide.actors.structure_audit import audit_structure
+from radixtide.actors.structure_audit import audit_protection, audit_structure
 from radixtide.components.api import AuditReport, PinResult, Violation
 from radixtide.configs.errors import Busy, InvalidInput, PinRefused
 from radixtide.tree.node import Node
@@ -52,9 +55,12 @@ def pin_key(state: State, p: PinKey) -> Conversation:
     if walk.inside is not None:
         # A plan first: nothing is split for a component that does not answer.
         yield state.all(Validate(walk.path, walk.inside, walk.inside_units))
-    split = state.split_inside(walk)
+    elif state.lacks_border(walk.last):
+        yield state.all(GetSizes())
+    splits: Splits = (state.split_inside(walk),) if walk.inside is not None else ()
     node = walk.last
-    records = yield state.all(LockSplit(node, split) if split is not None else Lock(node))
+    splits += state.make_borders(node)
+    records = yield state.all(LockSplit(node, splits) if splits else Lock(node))
     if known is not None:
         # More of the key is cached than when it was pinned: the new pin covers the old one.
         yield from drop_pin(state, known)
@@ -97,8 +103,14 @@ def reset(state: State, p: Reset) -> Conversation:
 def audit(state: State, p: AuditAll) -> Conversation:
     """Recount everything in the tree and in every component."""
     found: list[Violation] = list(audit_structure(state))
-    for part in (yield state.all(Audit(state.locked(), state.ledger.claims()))):
+    claims = state.ledger.claims()
+    for part in (yield state.each(lambda index: Audit(state.locked(index), claims))):
         found.extend(part)
+    if state.others:
+        found.extend(audit_protection(state.tree, state.traits))
+        carrier = yield state.carrier, TakeCensus()
+        for part in (yield [(cell, AuditAgainst(carrier)) for cell in state.others]):
+            found.extend(part)
     return AuditReport(tuple(found))
 
 
@@ -106,10 +118,17 @@ def repair(state: State, p: Repair) -> Conversation:
     """Make the records true after a crash: what is in doubt is dropped, what is held stays."""
     state.repair_waits = False
     hollow: set[Node] = set()
-    parts = yield state.all(Rebuild(state.locked(), set(state.ledger.claims())))
+    holders = set(state.ledger.claims())
+    hollow.update((yield state.carrier, Rebuild(state.locked(0), holders)))
+    if state.others:
+        # The others follow what the carrier says it has.
+        carrier = yield state.carrier, TakeCensus()
+        yield [
+            (cell, Rebuild(state.locked(index), holders, carrier))
+            for index, cell in enumerate(state.cells)
+            if index
+        ]
     state.counters.repairs += 1
-    for part in parts:
-        hollow.update(part)
     # Deepest first, so that a parent has no children left when its turn comes.
     for node in sorted(hollow, key=lambda one: one.end, reverse=True):
         if node.parent is not None and not node.children:

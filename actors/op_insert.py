@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from radixtide.actors.actor import Round
-from radixtide.actors.messages import CheckInsert, CommitInsert
-from radixtide.actors.state import State
-from radixtide.components.api import InsertParams, InsertResult, NodeHandle
+from radixtide.actors.actor import Conversation, Round, conversation
+from radixtide.actors.cascade import evict_one
+from radixtide.actors.messages import CheckInsert, CommitInsert, Grant, Quote, Splits
+from radixtide.actors.state import State, put_on_path
+from radixtide.components.api import InsertParams, InsertResult, NodeHandle, SlotInput, Slots
 from radixtide.components.checks import as_slots
-from radixtide.components.insertion import Insertion, InsertPart
+from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.configs.errors import InvalidInput
 from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree.radix_tree import Walk
@@ -20,26 +21,49 @@ def insert(state: State, p: InsertParams) -> Round | InsertResult:
     """Give slots to the tree; see ``UnifiedRadixCache.insert``."""
     state.check_key(p.key)
     value = as_slots(p.value)
-    if not state.full.idle:
+    if not state.carrier.idle:
         value = value.copy()
     walk = state.tree.walk(p.key)
     prev = p.prev_prefix_len
     _check_ranges(state, p, walk, len(value))
     job = Insertion(walk, value, ANONYMOUS, prev, prev, p.priority, False, walk.matched, walk.start)
+    if state.others:
+        job.evicted = p.component_evicted_seqlens
+        given = p.given()
+        if given is not None:
+            job.given = {name: _one_slot(name, slots) for name, slots in given.items()}
     if not walk.limit:
         return _result(state, job)
     return ask_insert(state, job, _result)
 
 
+def _one_slot(name: str, given: SlotInput) -> Slots:
+    slots = as_slots(given).copy()
+    if len(slots) != 1:
+        raise InvalidInput(
+            f"{len(slots)} slots of pool {name} came with an insert; give one, the state at its end"
+        )
+    return slots
+
+
 def _result(state: State, job: Insertion) -> InsertResult:
-    part = job.parts[0] if job.parts else NOTHING
+    parts = job.parts
+    part = parts[0] if parts else NOTHING
     node = job.node
+    handle = NodeHandle(node.id, state.tree.generation, node.epoch)
+    if len(parts) <= 1:
+        return InsertResult(
+            job.matched, job.walk.limit, handle, adopted=part.adopted, duplicate=part.duplicate
+        )
+    others = dict(zip(state.names[1:], parts[1:], strict=True))
     return InsertResult(
         job.matched,
         job.walk.limit,
-        NodeHandle(node.id, state.tree.generation, node.epoch),
-        adopted=part.adopted,
-        duplicate=part.duplicate,
+        handle,
+        InsertResult.state_existed({name: one.existed for name, one in others.items()}),
+        part.adopted,
+        part.duplicate,
+        {name: one.adopted for name, one in others.items()},
     )
 
 
@@ -62,29 +86,69 @@ def _check_ranges(state: State, p: InsertParams, walk: Walk, slots: int) -> None
     if p.component_evicted_seqlens:
         for name in p.component_evicted_seqlens:
             state.cell(name)
-    if p.mamba_value is not None:
-        raise InvalidInput("mamba_value was given, but this cache has no mamba component")
+    given = p.given()
+    if given is not None:
+        state.check_pools(dict.fromkeys(given, 1))
+        if walk.limit != p.key.units:
+            raise InvalidInput(
+                f"a state came with an insert of {p.key.units} units, of which {walk.limit} (whole "
+                "pages) are inserted; a state is valid at exactly its own length, so give a key "
+                "of whole pages"
+            )
 
 
 NOTHING = InsertPart()
+Then = Callable[[State, Insertion], Any]
 
 
-def ask_insert(state: State, job: Insertion, then: Callable[[State, Insertion], Any]) -> Round:
+def ask_insert(state: State, job: Insertion, then: Then) -> Round:
     """Ask whether the slots may be given; then insert, and reply what `then` makes of it.
 
     The walk has at least one whole page.
     """
-    return Round(state.cells, CheckInsert(job), _apply, state, (job, then))
+    return Round(state.cells, CheckInsert(job), _checked, state, (job, then))
 
 
-def _apply(
-    state: State, of: tuple[Insertion, Callable[[State, Insertion], Any]], checked: list[Any]
-) -> Round:
-    """Edit the structure, and let the components settle every slot. Nothing can refuse any more."""
+def _checked(state: State, of: tuple[Insertion, Then], checked: list[InsertCheck]) -> Any:
+    """Go on when every component agrees: nothing can refuse any more."""
+    of[0].checked = checked
+    if state.others:
+        for check in checked:
+            if check.needs:
+                return _with_grants(state, of)
+    return _edit(state, of)
+
+
+def _with_grants(state: State, of: tuple[Insertion, Then]) -> Conversation:
+    """Get components the slots they need for the insert; it goes on without, if there are none."""
     job = of[0]
-    job.checked = checked
     walk = job.walk
-    split = state.split_inside(walk) if walk.inside is not None else None
+    spare = (walk.last,) if walk.inside is None else (walk.last, walk.inside)
+    granted: list[Slots | None] = []
+    for cell, check in zip(state.cells, job.checked, strict=True):
+        slots: Slots | None = None
+        if check.needs:
+            wanted = {cell.name: check.needs}
+            short = yield cell, Quote(wanted, job.holder)
+            if short is not None:
+                yield from evict_one(state, cell, short.wanted - short.sizes.free, spare)
+                short = yield cell, Quote(wanted, job.holder)
+            if short is None:
+                slots = yield cell, Grant(wanted, job.holder)
+            else:
+                state.counters.donations_skipped += 1
+        granted.append(slots)
+    job.granted = granted
+    return (yield from conversation(_edit(state, of)))
+
+
+def _edit(state: State, of: tuple[Insertion, Then]) -> Round:
+    """Edit the structure, and let the components settle every slot."""
+    job = of[0]
+    walk = job.walk
+    splits: Splits = ()
+    if walk.inside is not None:
+        splits = (state.split_inside(walk),)
     path = walk.path
     priority = job.priority
     if job.running:
@@ -96,22 +160,43 @@ def _apply(
         if walk.base:
             state.stamp(walk.start, touch, priority)
     job.node = node = walk.last
-    if job.matched < walk.base + walk.limit:
-        job.node = job.leaf = leaf = state.tree.add_leaf(node, walk, job.matched - walk.base)
-        leaf.priority = priority
-        state.ghosts.revive(leaf)
+    end = walk.base + walk.limit
+    cuts: list[int] = []
+    if state.others:
+        cuts = _cuts(state, job)
+        more = [state.cut(node, depth) for depth in reversed(cuts) if depth < job.matched]
+        borders = tuple(split for split in more if split is not None)
+        put_on_path(walk, borders)
+        splits += borders
+    if job.matched < end:
+        ends = [*(depth for depth in cuts if job.matched < depth < end), end]
+        leaves = []
+        begin = job.matched
+        for stop in ends:
+            node = state.tree.add_leaf(node, walk, begin - walk.base, stop - walk.base)
+            node.priority = priority
+            state.ghosts.revive(node)
+            leaves.append(node)
+            begin = stop
+        job.node = node
+        job.leaves = tuple(leaves)
     if priority:
         for node in path:
             if node.priority < priority:
                 node.priority = priority
-    return Round(state.cells, CommitInsert(job, split), _inserted, state, of)
+    return Round(state.cells, CommitInsert(job, splits), _inserted, state, of)
 
 
-def _inserted(
-    state: State,
-    of: tuple[Insertion, Callable[[State, Insertion], Any]],
-    parts: list[InsertPart],
-) -> Any:
+def _cuts(state: State, job: Insertion) -> list[int]:
+    """Return the depths that must become borders, ascending."""
+    cuts = {depth for check in job.checked for depth in check.cuts}
+    if job.running:
+        # The request's lock moves to the insert's end.
+        cuts.update(job.end - reach for reach in state.reaches if reach < job.end)
+    return sorted(cuts)
+
+
+def _inserted(state: State, of: tuple[Insertion, Then], parts: list[InsertPart]) -> Any:
     job, then = of
     job.parts = parts
     counters = state.counters

@@ -8,10 +8,22 @@ from typing import Any
 import msgspec
 import torch
 
-from radixtide.actors.actor import Conversation, Round
-from radixtide.actors.calls import DeviceIndices, UndoMatch
-from radixtide.actors.messages import CommitMatch, PathSlots, Unlock, Validate
-from radixtide.actors.state import State
+from radixtide.actors.actor import Conversation, Round, conversation
+from radixtide.actors.calls import ComponentSlots, DeviceIndices, UndoMatch
+from radixtide.actors.cascade import evict_one
+from radixtide.actors.cell import Cell
+from radixtide.actors.messages import (
+    CommitMatch,
+    LetGo,
+    PairedSlots,
+    PathSlots,
+    ReservePrivate,
+    Splits,
+    Ungrant,
+    Unlock,
+    Validate,
+)
+from radixtide.actors.state import State, close_if_empty, put_on_path
 from radixtide.components.api import (
     LockReceipt,
     MatchPrefixParams,
@@ -19,9 +31,11 @@ from radixtide.components.api import (
     MissReason,
     NodeHandle,
     Slots,
+    branching,
 )
+from radixtide.components.base import Reserved, Shortage
 from radixtide.components.request import Request
-from radixtide.configs.errors import InvalidRequest
+from radixtide.configs.errors import InvalidInput, InvalidRequest
 from radixtide.tiers.slots import EMPTY
 from radixtide.tree.key import TOKEN_BYTES, RadixKey
 from radixtide.tree.node import Node
@@ -37,13 +51,19 @@ class Matching(msgspec.Struct, gc=False):
     """One match on its way.
 
     ``counted``: depth up to which this request's hits are counted already. ``full_length``: how far
-    Full alone could be reused.
+    the carrier alone could be reused. ``asked``: who votes. ``holder``: who gets a copy of the
+    state. ``reason``: why a component cut it, None when none did. ``carrier_reason``: why the match
+    of the carrier alone, which was cut, was not longer.
     """
 
     p: MatchPrefixParams
     walk: Walk
     counted: int
     full_length: int
+    asked: list[Cell] | None = None
+    holder: int | None = None
+    reason: MissReason | None = None
+    carrier_reason: MissReason | None = None
 
 
 def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
@@ -52,42 +72,110 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
     if key.is_bigram is not state.tree.bigram or not 0 < key.units <= state.key_units_max:
         state.check_key(key)
     counted = 0 if p.req is None else _check_request(state, p.req, p.key, p.lock)
+    if p.cow_mamba and p.req is None:
+        raise InvalidInput("cow_mamba without req: the copy of a state is a request's; give one")
     walk = state.tree.walk(key)
     job = Matching(p, walk, counted, walk.matched)
     if not walk.matched:
         return _found(state, job, [(EMPTY.copy(), None)])
-    if state.no_votes and state.full.idle:
-        # All components have data on every node, so no vote could be no. One that may be slow to
-        # answer is asked all the same: nothing is changed for a match that may have to be given up.
-        if p.req is not None and p.lock:
-            _check_tokens(p.req, key, walk.matched)
-        return _commit(state, job)
-    return Round(
-        state.cells, Validate(walk.path, walk.inside, walk.inside_units), _vote, state, job
-    )
+    if state.carrier.idle:
+        # What has data on every node can not say no. One that may be slow to answer is asked all
+        # the same: nothing is changed for a match that may have to be given up.
+        if state.no_votes:
+            if p.req is not None and p.lock:
+                _check_tokens(p.req, key, walk.matched)
+            return _commit(state, job)
+        job.asked = state.voters
+    else:
+        job.asked = state.cells
+    return Round(job.asked, Validate(walk.path, walk.inside, walk.inside_units), _vote, state, job)
 
 
-def _vote(state: State, job: Matching, votes: list[Sequence[int]]) -> Round | MatchResult:
+def _vote(
+    state: State, job: Matching, votes: list[Sequence[int]]
+) -> Round | MatchResult | Conversation:
     """Cut the walk to what every component accepts, and commit."""
     p = job.p
     walk = job.walk
-    job.full_length = _depth(walk, votes[0][-1] if votes[0] else 0)
+    most = len(walk.path) + (walk.inside is not None)
     steps = _longest_common(votes)
+    if steps < most:
+        _blame(state, job, votes, steps)
     if p.req is not None and p.lock:
         _check_tokens(p.req, p.key, _depth(walk, steps))
     if steps <= len(walk.path):
         walk.cut(steps)
     if not steps:
         return _found(state, job, [(EMPTY.copy(), None)])
+    if p.cow_mamba and state.private:
+        return _with_copy(state, job)
     return _commit(state, job)
+
+
+def _blame(state: State, job: Matching, votes: list[Sequence[int]], steps: int) -> None:
+    """Note how far the carrier goes alone, and which other component cut the match."""
+    assert job.asked is not None
+    shortest: int | None = None
+    for cell, accepted in zip(job.asked, votes, strict=True):
+        longest = accepted[-1] if accepted else 0
+        if cell is state.carrier:
+            job.full_length = _depth(job.walk, longest)
+        elif shortest is None or longest < shortest:
+            shortest = longest
+            job.reason = state.traits[state.cells.index(cell)].miss_reason
+    if _depth(job.walk, steps) >= job.full_length:
+        job.reason = None
+        return
+    complete = job.full_length == job.p.key.units
+    job.carrier_reason = COMPLETE if complete else _miss_reason(state, job)
+
+
+def _with_copy(state: State, job: Matching) -> Conversation:
+    """Get the request a slot for its copy of the state; without one the match comes to nothing."""
+    p = job.p
+    walk = job.walk
+    assert p.req is not None
+    entry = state.ledger.open(p.req, state.rows)
+    got: list[tuple[Cell, Reserved]] = []
+    try:
+        for cell in state.private:
+            reply = yield cell, ReservePrivate(entry.holder)
+            if isinstance(reply, Shortage):
+                yield from evict_one(state, cell, reply.wanted, (walk.last,))
+                reply = yield cell, ReservePrivate(entry.holder)
+            if isinstance(reply, Shortage):
+                job.reason = MissReason.NO_SLOT
+                walk.cut(0)
+                break
+            got.append((cell, reply))
+    except BaseException:
+        close_if_empty(state, entry)
+        raise
+    if not walk.path:
+        if got:
+            yield [
+                (cell, Ungrant(entry.holder, None, 0, {cell.name: one.slots})) for cell, one in got
+            ]
+        close_if_empty(state, entry)
+        return _found(state, job, [(EMPTY.copy(), None)])
+    entry.private = True
+    job.holder = entry.holder
+    return (yield from conversation(_commit(state, job)))
 
 
 def _commit(state: State, job: Matching) -> Round:
     """Split where the match ends inside a node, touch, and let the components finalise."""
     walk = job.walk
-    split = state.split_inside(walk) if walk.inside is not None else None
+    splits: Splits = ()
+    if walk.inside is not None:
+        splits = (state.split_inside(walk),)
+    lock = job.p.lock
+    if lock and state.reaches:
+        borders = state.make_borders(walk.last)
+        put_on_path(walk, borders)
+        splits += borders
     state.touch(walk.path, job.counted)
-    return Round(state.cells, CommitMatch(walk.path, split, job.p.lock), _found, state, job)
+    return Round(state.cells, CommitMatch(walk.path, splits, lock, job.holder), _found, state, job)
 
 
 def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> MatchResult:
@@ -98,7 +186,7 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
     matched = walk.matched
     units = p.key.units
     node = walk.last
-    reason = COMPLETE if matched == units else _miss_reason(state, job)
+    reason = COMPLETE if matched == units else job.reason or _miss_reason(state, job)
     counters = state.counters
     counters.matches += 1
     counters.asked_units += units
@@ -106,16 +194,41 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
     counters.misses[reason] += 1
     handle = NodeHandle(node.id, state.tree.generation, node.epoch)
     indices = torch.from_numpy(slots)
-    if p.req is not None:
-        p.req.counted_len = max(job.counted, matched)
-    if not p.lock:
+    req = p.req
+    if req is not None:
+        req.counted_len = max(job.counted, matched)
+        if job.holder is not None:
+            for handed, _ in parts[1:]:
+                if handed is not None:
+                    req.take_states(handed.tolist())
+    receipt = None
+    if p.lock:
+        records = [record for _, record in parts] if matched else []
+        receipt = state.issue(node, handle, records, None if req is None else req.rid)
+        if req is not None:
+            _own(state, req, node, receipt, slots)
+    if job.reason is not None:
+        return MatchResult(
+            indices,
+            handle,
+            handle,
+            handle,
+            reason,
+            job.full_length,
+            units - matched,
+            receipt=receipt,
+            full_miss_reason=job.carrier_reason,
+            **branching(
+                {
+                    trait.name: trait.branching(matched, job.full_length)
+                    for trait in state.traits[1:]
+                }
+            ),
+        )
+    if receipt is None:
         return MatchResult(
             indices, handle, handle, handle, reason, job.full_length, units - matched
         )
-    records = [record for _, record in parts] if matched else []
-    receipt = state.issue(node, handle, records, None if p.req is None else p.req.rid)
-    if p.req is not None:
-        _own(state, p.req, node, receipt, slots)
     return MatchResult(
         indices,
         handle,
@@ -199,14 +312,11 @@ def _longest_common(votes: list[Sequence[int]]) -> int:
 
 
 def _miss_reason(state: State, job: Matching) -> MissReason:
-    """Say why the match is not longer."""
+    """Say why the match is not longer, when no component cut it."""
     walk = job.walk
     matched = walk.matched
     if matched == walk.limit:
         return UNALIGNED_TAIL
-    if matched < job.full_length:
-        # Full has more: another component cut the match.
-        return MissReason.NO_STATE
     ghosts = state.ghosts
     if ghosts.known and ghosts.knows(walk.last, state.tree.edge_of(walk, matched)):
         return MissReason.EVICTED
@@ -214,21 +324,28 @@ def _miss_reason(state: State, job: Matching) -> MissReason:
 
 
 def undo_match(state: State, p: UndoMatch) -> Conversation:
-    """Release the lock of a match whose caller went away."""
-    held = state.receipts.get(p.receipt.id)
-    if held is None:
-        return
-    if held.node.parent is not None:
-        yield state.all(Unlock(held.node, held.records))
-    del state.receipts[p.receipt.id]
+    """Release the lock and the copy of a match whose caller went away."""
     entry = state.ledger.find(p.req) if p.req is not None else None
-    if entry is None or entry.receipt != p.receipt.id:
+    if p.receipt is not None:
+        held = state.receipts.get(p.receipt.id)
+        if held is None:
+            return
+        if held.node.parent is not None:
+            yield state.all(Unlock(held.node, held.records))
+        del state.receipts[p.receipt.id]
+        if entry is None or entry.receipt != p.receipt.id:
+            return
+        entry.receipt = None
+        entry.node = None
+        entry.protected = 0
+    if entry is None or entry.receipt is not None or entry.allocated:
         return
-    entry.receipt = None
-    entry.node = None
-    entry.protected = 0
-    if not entry.allocated:
-        state.ledger.close(entry)
+    if entry.private and not entry.granted:
+        yield [(cell, LetGo(None, None, None, entry.holder)) for cell in state.others]
+        entry.private = False
+    if entry.granted:
+        return
+    state.ledger.close(entry)
     entry.req.forget()
 
 
@@ -238,5 +355,11 @@ def device_indices(state: State, p: DeviceIndices) -> Conversation:
     path = state.path_to(node)
     if not path:
         return torch.from_numpy(EMPTY.copy())
-    slots = yield state.full, PathSlots(path)
+    slots = yield state.carrier, PathSlots(path)
+    return torch.from_numpy(slots)
+
+
+def component_slots(state: State, p: ComponentSlots) -> Conversation:
+    """Return the slots of a component that are bound to slots of the carrier."""
+    slots = yield state.cell(p.component), PairedSlots(p.slots)
     return torch.from_numpy(slots)

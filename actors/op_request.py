@@ -10,9 +10,9 @@ import numpy as np
 from radixtide.actors.actor import Conversation, conversation
 from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedReq
 from radixtide.actors.ledger import Entry
-from radixtide.actors.messages import CheckRelease, LetGo, Settle
+from radixtide.actors.messages import CheckRelease, LetGo, Prepare, Settle
 from radixtide.actors.op_insert import ask_insert, done
-from radixtide.actors.state import State
+from radixtide.actors.state import State, close_if_empty
 from radixtide.components.api import CacheReqResult, Slots
 from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.components.request import Request
@@ -67,6 +67,12 @@ class Progress:
         if self.holder == ANONYMOUS and row is not None:
             self.own = state.rows.array[row, self.protected : self.committed].copy()
 
+    def prepare(self, state: State) -> Generator[Any, Any, None]:
+        """Cut what is committed to what the components want to insert."""
+        for cell in state.preparers:
+            length = yield cell, Prepare(self.req, self.protected, self.committed)
+            self.committed = min(self.committed, length)
+
     def walk(self, state: State) -> Walk:
         """Walk the committed tokens from the locked node on: O(new tokens), not O(all)."""
         req = self.req
@@ -91,6 +97,7 @@ class Progress:
             running,
             walk.matched,
             walk.start,
+            req=self.req,
         )
 
 
@@ -102,6 +109,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
         if at.entry is not None:
             req.prefix_indices = at.entry.indices(state.rows, at.committed)
         return CacheReqResult(at.protected, at.protected)
+    yield from at.prepare(state)
     walk = at.walk(state)
     if not walk.limit:
         return CacheReqResult(at.protected, at.protected)
@@ -111,8 +119,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     try:
         inserted = yield from conversation(ask_insert(state, job, done))
     except BaseException:
-        if entry.receipt is None and not entry.allocated:
-            state.ledger.close(entry)
+        close_if_empty(state, entry)
         raise
     end = walk.base + walk.limit
     part: InsertPart = inserted.parts[0]
@@ -128,7 +135,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
                 lock=inserted.node,
                 unlock=old_node,
                 record=old.records[index] if old is not None and old_node is not None else None,
-                free=part.kept if cell is state.full else None,
+                free=part.kept,
             ),
         )
         for index, cell in enumerate(state.cells)
@@ -146,6 +153,9 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     req.cache_protected_len = end
     req.lock = receipt
     req.counted_len = max(req.counted_len, end)
+    for other in inserted.parts[1:]:
+        if other.swapped is not None:
+            req.swap_state(*other.swapped)
     return CacheReqResult(end, inserted.matched, settled[0][1])
 
 
@@ -158,9 +168,10 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
     tail = at.own
     if at.own is not None and len(at.own):
         # The request holds its last page whole, so all its pages are checked, the tail's too.
-        yield state.full, CheckRelease(_whole_pages(state, at.own), ANONYMOUS)
+        yield state.carrier, CheckRelease(_whole_pages(state, at.own), ANONYMOUS)
     inserted = None
     if p.is_insert:
+        yield from at.prepare(state)
         walk = at.walk(state)
         if walk.limit:
             counted = max(req.counted_len, at.protected)
@@ -214,7 +225,7 @@ def _let_go(
                 LetGo(
                     locked,
                     held.records[index] if held is not None and locked is not None else None,
-                    pages if cell is state.full else None,
+                    pages,
                     entry.holder if entry is not None else None,
                 ),
             )

@@ -9,13 +9,16 @@ from typing import Any, Final
 import msgspec
 
 from radixtide.actors.cell import Cell
-from radixtide.actors.ledger import Ledger
+from radixtide.actors.ledger import Entry, Ledger
+from radixtide.actors.messages import Split, Splits
 from radixtide.actors.pins import PinBoard
 from radixtide.components.api import LockReceipt, MissReason, NodeHandle
+from radixtide.components.base import RELEASED, Traits
 from radixtide.components.checks import check_handle, check_receipt
 from radixtide.components.request import Request
 from radixtide.configs.errors import (
     ForeignReceipt,
+    InvalidInput,
     InvalidKey,
     InvalidRequest,
     ReceiptReleased,
@@ -48,6 +51,7 @@ class Counters:
     __slots__ = (
         "allocations",
         "asked_units",
+        "donations_skipped",
         "evicted_nodes",
         "evicted_units",
         "hit_units",
@@ -66,6 +70,7 @@ class Counters:
         self.inserts = 0
         self.new_units = 0
         self.allocations = 0
+        self.donations_skipped = 0
         self.refused_allocations = 0
         self.evicted_nodes = 0
         self.evicted_units = 0
@@ -96,8 +101,16 @@ class State:
         self.page_size = config.page_size
         self.key_units_max = config.limits.key_units_max
         self.cells: list[Cell] = []
-        self.full: Cell
+        self.carrier: Cell
+        self.others: list[Cell] = []
         self.names: tuple[str, ...] = ()
+        self.traits: list[Traits] = []
+        self.voters: list[Cell] = []
+        self.reaches: tuple[int, ...] = ()
+        self.early: list[int] = []
+        self.preparers: list[Cell] = []
+        self.private: list[Cell] = []
+        self.windowed: list[Cell] = []
         self.no_votes = False
         self.ghosts = GhostList(config.eviction.ghosts)
         self.ledger = Ledger(FIRST_HOLDER)
@@ -108,15 +121,33 @@ class State:
         self.repair_waits = False
         self.cache_id = next(_CACHE_IDS)
 
-    def attach(self, cells: list[Cell], always: list[bool]) -> None:
-        """Note the cells of the components, in order; the first is Full's.
+    def attach(self, cells: list[Cell], traits: list[Traits]) -> None:
+        """Note the cells of the components, in order, and what is known of each.
 
-        `always`: whether a component has data on every node.
+        The first carries the tree: a node exists while it has data of that one.
         """
-        self.no_votes = all(always)
         self.cells = cells
-        self.full = cells[0]
+        self.carrier = cells[0]
+        self.others = cells[1:]
         self.names = tuple(cell.name for cell in cells)
+        self.traits = traits
+        self.voters = [
+            cell for cell, trait in zip(cells, traits, strict=True) if not trait.on_every_node
+        ]
+        self.no_votes = not self.voters
+        # Ascending, so that of one node the deepest border is made first (see Splits).
+        self.reaches = tuple(sorted({one.reach for one in traits if one.reach is not None}))
+        self.windowed = [
+            cell for cell, trait in zip(cells, traits, strict=True) if trait.reach is not None
+        ]
+        windows = [trait.priority for trait in traits if trait.reach is not None]
+        self.early = [
+            index
+            for index, trait in enumerate(traits)
+            if windows and trait.priority <= max(windows)
+        ]
+        self.preparers = [cell for cell, trait in zip(cells, traits, strict=True) if trait.prepares]
+        self.private = [cell for cell, trait in zip(cells, traits, strict=True) if trait.private]
 
     def cell(self, component: str) -> Cell:
         """Return the cell of `component`. Raises InvalidRequest when the cache has none."""
@@ -126,13 +157,26 @@ class State:
         names = ", ".join(cell.name for cell in self.cells)
         raise InvalidRequest(f"this cache has no component {component!r}; it has {names}")
 
+    def check_pools(self, slots: dict[str, int]) -> None:
+        """Raise InvalidInput where slots are named of a component that this cache has not."""
+        for name, count in slots.items():
+            if count and name not in self.names:
+                raise InvalidInput(
+                    f"{count} slots of pool {name} were named, but this cache has no {name} "
+                    f"component; it has {', '.join(self.names)}"
+                )
+
     # -- messages -----------------------------------------------------------------
 
     def all(self, message: Any) -> list[tuple[Cell, Any]]:
         """Return what a conversation yields to ask every component the same."""
         if len(self.cells) == 1:
-            return [(self.full, message)]
+            return [(self.carrier, message)]
         return [(cell, message) for cell in self.cells]
+
+    def each(self, make: Callable[[int], Any]) -> list[tuple[Cell, Any]]:
+        """Return what a conversation yields to ask every component something of its own."""
+        return [(cell, make(index)) for index, cell in enumerate(self.cells)]
 
     # -- checks -------------------------------------------------------------------
 
@@ -204,11 +248,16 @@ class State:
             raise ForeignReceipt(f"receipt {receipt.id} is from before the tree was reset")
         raise ForeignReceipt(f"receipt {receipt.id} was not issued in this form by this cache")
 
-    def locked(self) -> dict[int, int]:
-        """Return the number of locks (receipts and pins) by node id."""
+    def locked(self, index: int) -> dict[int, int]:
+        """Return the number of locks (receipts and pins) of a component by node id."""
         counts: dict[int, int] = {}
         nodes: Iterable[Node] = itertools.chain(
-            (held.node for held in self.receipts.values()), self.pins.nodes()
+            (
+                held.node
+                for held in self.receipts.values()
+                if not held.records or held.records[index] is not RELEASED
+            ),
+            self.pins.nodes(),
         )
         for node in nodes:
             if node.parent is not None:
@@ -227,17 +276,41 @@ class State:
         path.reverse()
         return path
 
-    def split_inside(self, walk: Walk) -> tuple[Node, Node] | None:
+    def split_inside(self, walk: Walk) -> Split:
         """Split the node that `walk` ends inside of, and put the prefix on its path."""
         inside = walk.inside
-        if inside is None or not walk.inside_units:
-            return None
+        assert inside is not None
         prefix = self.tree.split(inside, walk.inside_units)
         walk.path.append(prefix)
         walk.last = prefix
         walk.inside = None
         walk.inside_units = 0
         return prefix, inside
+
+    def at_depth(self, node: Node, depth: int) -> Node | None:
+        """Return the node from `node` upward that `depth` lies inside of; None: it is a border."""
+        at = node
+        while (parent := at.parent) is not None:
+            if parent.end <= depth:
+                return at if parent.end < depth < at.end else None
+            at = parent
+        return None
+
+    def cut(self, node: Node, depth: int) -> Split | None:
+        """Make `depth` a border of the path to `node`, if it is none. O(nodes above it)."""
+        inside = self.at_depth(node, depth)
+        if inside is None:
+            return None
+        return self.tree.split(inside, depth - inside.start), inside
+
+    def lacks_border(self, node: Node) -> bool:
+        """Return whether a lock on `node` needs a border that is not there."""
+        return any(self.at_depth(node, node.end - reach) is not None for reach in self.reaches)
+
+    def make_borders(self, node: Node) -> Splits:
+        """Make the borders that a lock on `node` needs; return the splits."""
+        splits = [self.cut(node, node.end - reach) for reach in self.reaches]
+        return tuple(split for split in splits if split is not None)
 
     def touch(self, path: list[Node], hits_beyond: int) -> int:
         """Touch `path` and return the touch number. O(len(path)).
@@ -276,3 +349,16 @@ class State:
         for node in path:
             if node.end > hits_beyond:
                 node.hits += 1
+
+
+def put_on_path(walk: Walk, splits: Splits) -> None:
+    """Put the prefix of each split on the walk's path, where its suffix is on it."""
+    for prefix, suffix in splits:
+        if suffix in walk.path:
+            walk.path.insert(walk.path.index(suffix), prefix)
+
+
+def close_if_empty(state: State, entry: Entry) -> None:
+    """Forget a request's entry unless it holds something."""
+    if entry.receipt is None and not (entry.allocated or entry.granted or entry.private):
+        state.ledger.close(entry)

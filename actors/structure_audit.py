@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from radixtide.actors.state import State
 from radixtide.components.api import Violation
+from radixtide.components.base import Traits
 from radixtide.tree.key import TOKEN_BYTES
 from radixtide.tree.node import Node
+from radixtide.tree.radix_tree import RadixTree
 
 
 def audit_structure(state: State) -> Iterator[Violation]:
@@ -15,6 +17,32 @@ def audit_structure(state: State) -> Iterator[Violation]:
     yield from _audit_nodes(state)
     yield from _audit_receipts(state)
     yield from _audit_pins(state)
+
+
+def audit_protection(tree: RadixTree, traits: list[Traits]) -> Iterator[Violation]:
+    """Yield where a component protects what one that ranks higher does not. O(N).
+
+    Every component's protection implies the carrier's. Among the others, a state that is protected
+    implies that the window before it is, where both have a value; only components that protect
+    by a single node are looked at, for the others reach further by nature.
+    """
+    for node in tree:
+        records = node.component_data
+        for index, data in enumerate(records[1:], 1):
+            if not data.lock_ref:
+                continue
+            name = traits[index].name
+            if not records[0].lock_ref:
+                yield Violation("protection", f"{node} is protected in {name}, not in the carrier")
+            if traits[index].reach is not None or data.value is None:
+                continue
+            for other, trait in enumerate(traits[1:], 1):
+                if trait.priority > traits[index].priority and (
+                    records[other].value is not None and not records[other].lock_ref
+                ):
+                    yield Violation(
+                        "protection", f"{node} is protected in {name}, not {trait.name}"
+                    )
 
 
 def _audit_nodes(state: State) -> Iterator[Violation]:

@@ -22,6 +22,8 @@ EVICTIONS = ("evict[1page]", "evict[1k]", "evict_for_alloc")
 WIDE = Bar(0.9, 0.5)
 DEEP = Bar(1.5, 0.8)
 HYBRID = Bar(0.8, 0.4)
+"""The same calls with a second component: Full and SWA, or Full and Mamba."""
+HYBRIDS = ("full_swa", "full_mamba")
 EVICT = Bar(0.3, 0.1)
 EVICT_GROWTH = Bar(1.5, 1.1)
 """Evicting one page among 100,000 nodes over the same among 1,000, ours against ours."""
@@ -38,7 +40,7 @@ def bar_for(workload: str, op: str, components: str = "full") -> Bar | None:
     if name.partition("_")[0] not in TREE_CALLS:
         return None
     if components != "full":
-        return HYBRID
+        return HYBRID if components in HYBRIDS else None
     if workload in ("multi_turn", "fan_out", "long_doc"):
         return WIDE
     return DEEP if workload == "deep_chain" else None

@@ -63,7 +63,7 @@ def measure(
 ) -> Iterator[Row]:
     """Run `workload` once against a fresh cache and yield its rows, the summary last."""
     impl = "radixtide" if delivery == "direct" else f"radixtide-{delivery}"
-    config = config_for(workload.pool_tokens, page, components, delivery)
+    config = config_for(workload, page, components, delivery)
     recorder = Recorder()
     spent: Row = {}
 
@@ -128,7 +128,9 @@ def main(
     *,
     workload: Annotated[str, typer.Option(help="One name, or several with commas.")] = "multi_turn",
     page: Annotated[int, typer.Option(min=1, help="Tokens a page.")] = 16,
-    components: Annotated[str, typer.Option(help="Kinds of state: full.")] = "full",
+    components: Annotated[
+        str, typer.Option(help="Kinds of state: full, full_swa, full_mamba or full_swa_mamba.")
+    ] = "full",
     impls: Annotated[str, typer.Option(help="Ways of delivery, in order.")] = "direct,queued",
     seed: Annotated[int, typer.Option(help="Seed of the stream.")] = 0,
     collector: Annotated[
@@ -158,9 +160,9 @@ def main(
     names = [name for name in workload.split(",") if name]
     if peer:
         # Imported late: comparing is made of runs of this very command.
-        from benchmarks.compare import Peers, compare_and_print  # noqa: PLC0415
+        from benchmarks.compare import compare_and_print, peers_for  # noqa: PLC0415
 
-        peers = Peers(peer_python, workloads_dir, components, seed)
+        peers = peers_for(peer_python, workloads_dir, components, seed)
         compare_and_print(peers, names, [page], rounds, as_json=as_json)
         return
     known = workloads_in(workloads_dir, own, small)

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.bars import EVICT_GROWTH, NODE_BYTES, Bar, bar_for
-from benchmarks.calls import DEFAULT_WORKLOADS, Row
+from benchmarks.calls import DEFAULT_WORKLOADS, Row, choose
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PLAN = (
@@ -34,6 +34,12 @@ DEFAULT_PLAN = (
     "evict_pressure_n1000,evict_pressure_n10000,evict_pressure_n100000"
 )
 EVICTING = "evict_pressure"
+PEER_COMPONENTS = ("full", "full_swa", "full_mamba")
+"""Sets of components that ``peer_sglang.py`` can make."""
+COLUMNS = (
+    *("components", "workload", "page", "op", "n"),
+    *("ours", "queued", "peer", "ratio", "queued", "bar"),
+)
 
 
 class RunFailedError(RuntimeError):
@@ -65,6 +71,7 @@ class Peers:
         if not script.is_file():
             raise typer.BadParameter(f"--workloads-dir: {script} does not exist")
         common = ["--components", components, "--seed", str(seed)]
+        self.components = components
         self._theirs = [peer_python, str(script), "--impl", "rust", *common]
         self._ours = [sys.executable, "-m", "benchmarks.calls", "--workloads-dir", str(folder)]
         self._ours += [*common, "--json"]
@@ -83,6 +90,14 @@ class Peers:
         mem = ["--mem", "rss", "--mem-nodes", str(nodes), "--mem-tokens", str(tokens)]
         (theirs,) = run_lines([*self._theirs, *size, *mem])
         return ours["bytes_per_node"], theirs["rss_per_node"]
+
+
+def peers_for(peer_python: str, workloads_dir: Path, components: str, seed: int) -> list[Peers]:
+    """Return both sides for each set of components in a list with commas."""
+    names = components.split(",")
+    for name in names:
+        choose("--components", name, PEER_COMPONENTS)
+    return [Peers(peer_python, workloads_dir, name, seed) for name in names]
 
 
 def verdict(value: float, bar: Bar | None) -> dict[str, Any]:
@@ -143,13 +158,14 @@ def digests(runs: Sequence[Row]) -> Row:
     return {
         "workload": summaries[0]["workload"],
         "page": summaries[0]["page"],
+        "components": summaries[0]["components"],
         "op": "_digest",
         "digests": found,
         "agree": len({row["digest"] for row in summaries}) == 1,
     }
 
 
-def growth(ours: dict[int, float]) -> Row | None:
+def growth(ours: dict[int, float], components: str) -> Row | None:
     """Return ours at 100,000 nodes over ours at 1,000, evicting one page; None without both."""
     small, large = ours.get(1_000), ours.get(100_000)
     if small is None or large is None:
@@ -157,11 +173,12 @@ def growth(ours: dict[int, float]) -> Row | None:
     ratio = round(large / small, 3)
     return {
         "workload": "evict_pressure_n100000/n1000",
+        "components": components,
         "op": "evict[1page]",
         "radixtide_us": large,
         "peer_us": small,
         "ratio": ratio,
-        **verdict(ratio, EVICT_GROWTH),
+        **verdict(ratio, EVICT_GROWTH if components == "full" else None),
     }
 
 
@@ -173,31 +190,34 @@ def compare(
     for workload, page in plan:
         runs: list[Row] = []
         for turn in range(1, rounds + 1):
-            progress.print(f"{workload}, page {page}: round {turn} of {rounds}", style="dim")
+            what = f"{workload}, page {page}, {peers.components}"
+            progress.print(f"{what}: round {turn} of {rounds}", style="dim")
             runs += peers.calls(workload, page)
         for row in ratios(runs):
             if row["op"] == "evict[1page]":
                 evictions[int(workload.rpartition("_n")[2])] = row["radixtide_us"]
             yield row
         yield digests(runs)
-    grown = growth(evictions)
+    grown = growth(evictions, peers.components)
     if grown:
         yield grown
 
 
 def memory_row(peers: Peers, page: int, nodes: int, tokens: int) -> Row:
-    """Return the row of bytes a node; its bar holds for nodes of 64 tokens, page 16."""
+    """Return the row of bytes a node; its bar holds for Full, nodes of 64 tokens, page 16."""
     ours, theirs = peers.memory(page, nodes, tokens)
+    has_bar = (peers.components, page, tokens) == ("full", 16, 64)
     return {
         "workload": "memory",
         "page": page,
+        "components": peers.components,
         "op": "bytes_per_node",
         "n": nodes,
         "tokens": tokens,
         "radixtide_bytes": ours,
         "peer_bytes": theirs,
         "ratio": round(ours / theirs, 3),
-        **(verdict(ours, NODE_BYTES) if (page, tokens) == (16, 64) else {}),
+        **(verdict(ours, NODE_BYTES) if has_bar else {}),
     }
 
 
@@ -215,12 +235,13 @@ def mark(row: Row) -> Text:
 def table(rows: Sequence[Row]) -> Table:
     """Return the compared rows as a table for a terminal."""
     shown = Table()
-    for name in ("workload", "page", "op", "n", "ours", "queued", "peer", "ratio", "queued", "bar"):
+    for name in COLUMNS:
         shown.add_column(name, no_wrap=True)
     for row in rows:
+        what = (row.get("components", "full"), row["workload"], str(row.get("page", "")))
         if row["op"] == "_digest":
             if not row["agree"]:
-                shown.add_row(row["workload"], str(row["page"]), Text("digests differ", "bold red"))
+                shown.add_row(*what, Text("digests differ", "bold red"))
             shown.add_section()
             continue
         unit = "bytes" if "radixtide_bytes" in row else "us"
@@ -235,12 +256,12 @@ def table(rows: Sequence[Row]) -> Table:
         texts = ("" if cell is None else f"{cell:,}" for cell in cells)
         # The brackets of "insert[finish]" are no markup.
         op = Text(row["op"])
-        shown.add_row(row["workload"], str(row.get("page", "")), op, *texts, mark(row))
+        shown.add_row(*what, op, *texts, mark(row))
     return shown
 
 
 def compare_and_print(
-    peers: Peers,
+    sets: Sequence[Peers],
     workloads: Sequence[str],
     pages: Sequence[int],
     rounds: int,
@@ -248,7 +269,7 @@ def compare_and_print(
     memory_nodes: int = 0,
     as_json: bool = False,
 ) -> list[Row]:
-    """Compare, print JSON lines or a table, and return the rows.
+    """Compare each of `sets`, print JSON lines or a table, and return the rows.
 
     Workloads that evict run at page 16 alone where that is among `pages`: their streams are made of
     64-token leaves. `memory_nodes` of 0 leaves memory out.
@@ -267,10 +288,11 @@ def compare_and_print(
             print(json.dumps(row), flush=True)
 
     try:
-        for row in compare(peers, plan, rounds, Console(stderr=True)):
-            emit(row)
-        if memory_nodes:
-            emit(memory_row(peers, 16, memory_nodes, 64))
+        for peers in sets:
+            for row in compare(peers, plan, rounds, Console(stderr=True)):
+                emit(row)
+            if memory_nodes:
+                emit(memory_row(peers, 16, memory_nodes, 64))
     except RunFailedError as error:
         Console(stderr=True).print(f"a measured process failed: {error}", style="red", markup=False)
         raise typer.Exit(1) from None
@@ -288,7 +310,9 @@ def main(
     ],
     workloads: Annotated[str, typer.Option(help="Names with commas.")] = DEFAULT_PLAN,
     pages: Annotated[str, typer.Option(help="Page sizes with commas.")] = "1,16,64",
-    components: Annotated[str, typer.Option(help="Kinds of state: full.")] = "full",
+    components: Annotated[
+        str, typer.Option(help="Kinds of state: full, full_swa, full_mamba; several with commas.")
+    ] = "full",
     rounds: Annotated[int, typer.Option(min=1, help="Times that ours and theirs take turns.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the streams.")] = 0,
     workloads_dir: Annotated[
@@ -311,7 +335,7 @@ def main(
     except ValueError:
         raise typer.BadParameter(f"--pages: {pages!r} is no list of numbers") from None
     rows = compare_and_print(
-        Peers(peer_python, workloads_dir, components, seed),
+        peers_for(peer_python, workloads_dir, components, seed),
         [name for name in workloads.split(",") if name],
         sizes,
         rounds,

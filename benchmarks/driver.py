@@ -4,6 +4,10 @@ Everything runs inside one event loop, one ``await`` a call. Building a key, all
 joining a request's row are the engine's work and are not timed; building the parameter object of a
 call is part of the call and is.
 
+With a sliding window the driver gives back, before each insert, the SWA half of the request's own
+slots that no window needs any more, and with Mamba it takes one state to go with the insert; both
+is the engine's work too, and is not timed.
+
 The digest covers every matched length, every reused prefix and every evicted count in order: two
 caches (or two ways of delivery) that behave alike have the same digest.
 """
@@ -34,15 +38,27 @@ from radixtide.components.api import (
 from radixtide.configs.schema import (
     CacheConfig,
     FullPoolConfig,
+    MambaPoolConfig,
     PoolsConfig,
     RequestPoolConfig,
+    SwaPoolConfig,
 )
 from radixtide.tree.key import RadixKey
 
 Delivery: TypeAlias = Literal["direct", "queued"]
 
-COMPONENTS: dict[str, tuple[str, ...]] = {"full": ("full",)}
+COMPONENTS: dict[str, tuple[str, ...]] = {
+    "full": ("full",),
+    "full_swa": ("full", "swa"),
+    "full_mamba": ("full", "mamba"),
+    "full_swa_mamba": ("full", "swa", "mamba"),
+}
 """What ``--components`` may name."""
+
+WINDOW = 128
+"""Tokens of the sliding window."""
+STATE_GRID = 64
+"""States are kept at multiples of this many tokens, where a page has more than one token."""
 
 
 class WrongAnswerError(AssertionError):
@@ -54,12 +70,14 @@ class Running(msgspec.Struct):
 
     ``row``: slots of its first ``len(row)`` tokens, kept as an array, which the cache takes as
     gladly as a tensor and which is cheaper to slice; ``owned``: leading tokens whose slots are the
-    cache's.
+    cache's; ``evicted``: leading tokens whose SWA slots it has given back, as far as they were its
+    own.
     """
 
     row: npt.NDArray[np.int64]
     owned: int
     lock: LockReceipt
+    evicted: int = 0
 
 
 class Totals(msgspec.Struct):
@@ -73,15 +91,37 @@ class Totals(msgspec.Struct):
     digest: str = ""
 
 
+def state_grid(page: int, components: str) -> int:
+    """Return the tokens of which every length that is inserted is a multiple."""
+    return max(page, STATE_GRID) if "mamba" in COMPONENTS[components] and page > 1 else page
+
+
 def config_for(
-    pool_tokens: int, page: int, components: str = "full", delivery: Delivery = "direct"
+    workload: Workload, page: int, components: str = "full", delivery: Delivery = "direct"
 ) -> CacheConfig:
-    """Return the config of a cache under test: slots are counted, no bytes lie behind them."""
+    """Return the config of a cache for `workload`: slots are counted, no bytes lie behind them.
+
+    The SWA pool is as large as Full's, and there is a state for every insert: what is measured is
+    the price of the components, not the luck of their evictions.
+    """
+    names = COMPONENTS[components]
+    size = -(-workload.pool_tokens // page) * page
+    swa = max(size, -(-WINDOW // page) * page)
     return CacheConfig(
-        components=COMPONENTS[components],
+        components=names,
         page_size=page,
+        window=WINDOW if "swa" in names else None,
         pools=PoolsConfig(
-            full=FullPoolConfig(size=-(-pool_tokens // page) * page, holds_bytes=False),
+            full=FullPoolConfig(size=size, holds_bytes=False),
+            swa=SwaPoolConfig(size=swa, holds_bytes=False) if "swa" in names else None,
+            mamba=MambaPoolConfig(
+                size=workload.max_inserts,
+                holds_bytes=False,
+                extra_buffer=page > 1,
+                chunk=STATE_GRID if page > 1 else 1,
+            )
+            if "mamba" in names
+            else None,
             requests=RequestPoolConfig(max_requests=1, max_context=page),
         ),
         delivery=delivery,
@@ -95,8 +135,9 @@ class Driver:
         workload: the stream.
         cache: an open cache, empty, with a pool of ``workload.pool_tokens``.
         recorder: takes the durations.
-        verify: track which token each slot holds, compare every list of indices with it, and audit
-            the cache at the end (slow; durations then mean nothing).
+        verify: track which token each slot holds, compare every list of indices with it, the SWA
+            slots bound to them too, and audit the cache at the end (slow; durations then mean
+            nothing).
     """
 
     def __init__(
@@ -108,6 +149,11 @@ class Driver:
         self.verify = verify
         self.totals = Totals()
         self.page = cache.page_size
+        names = cache.config.components
+        self.components = "_".join(names)
+        self.has_window = "swa" in names
+        self.has_states = "mamba" in names
+        self.grid = state_grid(self.page, self.components)
         self.size = -(-workload.pool_tokens // self.page) * self.page
         # The driver keeps its own count of free slots, so that asking costs the cache nothing; it
         # is compared with the cache's at the end.
@@ -117,6 +163,9 @@ class Driver:
         # Slot numbers may start past a reserved page.
         room = self.size + self.page if verify else 0
         self._content = np.full(room, -1, dtype=np.int64)
+        swa = cache.config.pools.swa
+        room = swa.size + self.page if verify and swa is not None else 0
+        self._swa_content = np.full(room, -1, dtype=np.int64)
 
     async def run(self) -> Totals:
         """Run the whole stream; raise :class:`WrongAnswerError` where the cache is wrong."""
@@ -171,7 +220,7 @@ class Driver:
         totals.query_tokens += len(tokens)
         self.note(length)
         if self.verify:
-            self._check_content(tokens, indices)
+            await self._check_content(tokens, indices)
         return result.last_device_node, indices
 
     async def _lock(self, node: NodeHandle, tag: str | None, tokens: int) -> LockReceipt:
@@ -191,11 +240,24 @@ class Driver:
         length = self._aligned(len(tokens))
         await self._grow(request, tokens, length, tag)
         key = RadixKey(tokens[:length])
-        cache = self.cache
+        state = await self._prepare(request, length)
+        row, owned, cache = request.row, request.owned, self.cache
         t0 = now()
-        result = await cache.insert(
-            InsertParams(key=key, value=request.row[:length], prev_prefix_len=request.owned)
-        )
+        if self.components == "full":
+            params = InsertParams(key=key, value=row[:length], prev_prefix_len=owned)
+        elif not self.has_window:
+            params = InsertParams(
+                key=key, value=row[:length], prev_prefix_len=owned, mamba_value=state
+            )
+        else:
+            params = InsertParams(
+                key=key,
+                value=row[:length],
+                prev_prefix_len=owned,
+                mamba_value=state,
+                component_evicted_seqlens={"swa": request.evicted},
+            )
+        result = await cache.insert(params)
         self.recorder.add("insert", tag, now() - t0, length)
         self.note(result.prefix_len)
         self.free += sum(end - start for start, end in result.duplicate)
@@ -227,7 +289,7 @@ class Driver:
         indices = await cache.device_indices(result.last_device_node)
         self.recorder.add("indices_after_insert", tag, now() - t0, length)
         if self.verify:
-            self._check_content(tokens, indices)
+            await self._check_content(tokens, indices)
         old = request.lock
         request.lock = await self._lock(result.last_device_node, tag, length)
         await self._unlock(old, tag, length)
@@ -236,6 +298,21 @@ class Driver:
     async def _finish(self, request: Running, tokens: Tokens, tag: str | None) -> None:
         result = await self._insert(request, tokens, tag)
         await self._unlock(request.lock, tag, result.inserted_len)
+
+    async def _prepare(self, request: Running, length: int) -> torch.Tensor | None:
+        """Do what an engine does before it inserts `length` tokens; return the state to insert.
+
+        SWA slots more than a window and a page away from the end go back, in whole pages.
+        """
+        if self.has_window:
+            frontier = (length - WINDOW - self.page) // self.page * self.page
+            start = max(request.evicted, request.owned)
+            if frontier > start:
+                await self.cache.free(request.row[start:frontier], component="swa")
+                request.evicted = frontier
+        if not self.has_states:
+            return None
+        return (await self.cache.allocate(AllocateParams(mamba_num=1))).mamba_indices
 
     async def _grow(self, request: Running, tokens: Tokens, length: int, tag: str | None) -> None:
         have = len(request.row)
@@ -251,19 +328,38 @@ class Driver:
         self.free -= len(fresh)
         if self.verify:
             self._content[fresh] = tokens[have:length]
+            if self.has_window:
+                assert allocated.swa_indices is not None
+                self._swa_content[allocated.swa_indices.numpy()] = tokens[have:length]
         request.row = np.concatenate((request.row, fresh)) if have else fresh
 
     def _aligned(self, length: int) -> int:
-        return length - length % self.page
+        return length - length % self.grid
 
     # -- checks --------------------------------------------------------------------------------
 
-    def _check_content(self, tokens: Tokens, indices: torch.Tensor) -> None:
+    async def _check_content(self, tokens: Tokens, indices: torch.Tensor) -> None:
         if not np.array_equal(self._content[indices.numpy()], tokens[: len(indices)]):
             raise WrongAnswerError(
                 f"{self.workload.name}: a list of {len(indices)} indices is not that of its tokens"
             )
+        if self.has_window:
+            await self._check_window(tokens, indices)
         self.totals.checked += 1
+
+    async def _check_window(self, tokens: Tokens, indices: torch.Tensor) -> None:
+        """Check the SWA slots of a prefix: its last window is there, and all are its tokens'."""
+        slots = (await self.cache.component_slots("swa", indices)).numpy()
+        if (slots[-WINDOW:] < 0).any():
+            raise WrongAnswerError(
+                f"{self.workload.name}: {len(indices)} tokens are cached, but not the SWA slots of "
+                "all of their last window"
+            )
+        kept = slots >= 0
+        if not np.array_equal(self._swa_content[slots[kept]], tokens[: len(slots)][kept]):
+            raise WrongAnswerError(
+                f"{self.workload.name}: SWA slots of {len(indices)} tokens are not those tokens'"
+            )
 
     async def _check_slots(self) -> None:
         free = (await self.cache.stats()).pools["full"]["device"].free
@@ -290,5 +386,6 @@ __all__ = (
     "Totals",
     "WrongAnswerError",
     "config_for",
+    "state_grid",
     "summary",
 )

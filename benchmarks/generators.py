@@ -37,7 +37,7 @@ VOCABULARY = 100_000
 
 
 class Workload(Protocol):
-    """A named stream, and the size of the device pool that it was made for."""
+    """A named stream, and the sizes of the device pools that it was made for."""
 
     @property
     def name(self) -> str:
@@ -47,6 +47,11 @@ class Workload(Protocol):
     @property
     def pool_tokens(self) -> int:
         """Slots of the pool."""
+        ...
+
+    @property
+    def max_inserts(self) -> int:
+        """At least as many as the inserts of the stream; each may keep one state."""
         ...
 
     def ops(self) -> Iterator[Op]:
@@ -59,6 +64,7 @@ class OwnWorkload(NamedTuple):
 
     name: str
     pool_tokens: int
+    max_inserts: int
     make: Callable[[], Iterator[Op]]
 
     def ops(self) -> Iterator[Op]:
@@ -111,7 +117,7 @@ def multi_turn(
                 waiting.append((answered, left - 1))
 
     pool = 10 * scale * (running + 1) + conversations * turns * (8 * scale + 256)
-    return OwnWorkload("multi_turn", pool, make)
+    return OwnWorkload("multi_turn", pool, 2 * conversations * turns, make)
 
 
 def fan_out(
@@ -138,7 +144,7 @@ def fan_out(
             half = np.concatenate((head, ends[i][:middle], _tokens(rng, 64)))
             yield "match", None, half, "midnode"
 
-    return OwnWorkload("fan_out", 2 * prefix + tails * (512 + 256), make)
+    return OwnWorkload("fan_out", 2 * prefix + tails * (512 + 256), tails, make)
 
 
 def deep_chain(seed: int = 0, step: int = 64, depth: int = 512, probes: int = 1000) -> OwnWorkload:
@@ -164,7 +170,7 @@ def deep_chain(seed: int = 0, step: int = 64, depth: int = 512, probes: int = 10
         for n in rng.integers(1, len(chain), size=probes):
             yield "match", None, np.concatenate((chain[: int(n)], _tokens(rng, 64))), "midnode"
 
-    return OwnWorkload("deep_chain", 2 * step * depth + 4096, make)
+    return OwnWorkload("deep_chain", 2 * step * depth + 4096, depth, make)
 
 
 def long_doc(
@@ -184,7 +190,7 @@ def long_doc(
         for _ in range(documents):
             yield "match", None, _tokens(rng, length), ""
 
-    return OwnWorkload("long_doc", documents * (length + 256) + 256, make)
+    return OwnWorkload("long_doc", documents * (length + 256) + 256, documents, make)
 
 
 def evict_pressure(
@@ -225,7 +231,8 @@ def evict_pressure(
             for _ in range(-(-1000 // leaf)):
                 yield "request", next(ids), fresh(), None
 
-    return OwnWorkload(f"evict_pressure_n{nodes}", nodes * leaf + groups * leaf, make)
+    inserts = nodes + steady + evictions * (1 - (-1000 // leaf))
+    return OwnWorkload(f"evict_pressure_n{nodes}", nodes * leaf + groups * leaf, inserts, make)
 
 
 OWN: Mapping[str, Factory] = {

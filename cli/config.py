@@ -19,10 +19,14 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A config file in TOM
 def check(file: File) -> None:
     """Say whether FILE is a config that a cache can be built from."""
     config = load_config(file)
-    pool = config.pools.full
+    pools, page = config.pools, config.page_size
+    sizes = [f"{pools.full.size // page} pages of {page}"]
+    if pools.swa is not None:
+        sizes.append(f"{pools.swa.size // page} for windows of {config.window}")
+    if pools.mamba is not None:
+        sizes.append(f"{pools.mamba.size} states")
     typer.echo(
-        f"{file}: ok ({', '.join(config.components)}; {pool.size // config.page_size} pages of "
-        f"{config.page_size}; {config.eviction.policy})"
+        f"{file}: ok ({', '.join(config.components)}; {', '.join(sizes)}; {config.eviction.policy})"
     )
 
 

@@ -31,6 +31,9 @@ def replay(
         Path | None,
         typer.Option(help="Cache config in TOML.", show_default="the shipped full.toml"),
     ] = None,
+    scale: Annotated[
+        int, typer.Option(min=1, help="Divide the pools, and the shapes of what they hold, by N.")
+    ] = 1,
     sequential: Annotated[
         bool,
         typer.Option(
@@ -42,7 +45,7 @@ def replay(
         int | None,
         typer.Option(
             min=0,
-            help="Pool size in blocks of the trace; 0: endless.",
+            help="Pool size in blocks of the trace, other pools alike; 0: endless.",
             show_default="the config's pool",
         ),
     ] = None,
@@ -78,7 +81,7 @@ def replay(
         float, typer.Option(min=0.0, max=1.0, help="Share of clients that leave before the end.")
     ] = 0.01,
     holds_bytes: Annotated[
-        bool, typer.Option("--bytes", help="Give the pool its memory; else slots are only counted.")
+        bool, typer.Option("--bytes", help="Give the pools memory; else slots are only counted.")
     ] = False,
     delivery: Annotated[
         DeliveryName | None,
@@ -102,6 +105,7 @@ def replay(
     options = ReplayOptions(
         trace=trace,
         config=config,
+        scale=scale,
         sequential=sequential,
         capacity_blocks=capacity_blocks,
         limit=limit,

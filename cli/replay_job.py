@@ -16,18 +16,23 @@ class Job:
 
     ``committed``: leading tokens whose KV is computed. ``generated``: output tokens so far; they
     outlive a retraction. ``target``: tokens to compute before the next one can be generated.
-    ``abort_at``: the client leaves when ``committed`` would pass this; None: it stays.
-    ``req``: the cache's view while the job is admitted, else None.
+    ``provided``: leading tokens that have slots. ``border``: length at which the prompt should be
+    cached on its way. ``abort_at``: the client leaves when ``committed`` would pass this; None: it
+    stays. ``req``: the cache's view while the job is admitted, else None. ``let_go``: its lock
+    keeps no window and no state any more.
     """
 
     __slots__ = (
         "_outputs",
         "_tokens",
         "abort_at",
+        "border",
         "committed",
         "counted",
         "generated",
         "has_answered",
+        "let_go",
+        "provided",
         "req",
         "source",
         "target",
@@ -38,6 +43,9 @@ class Job:
         self.abort_at = abort_at
         self.req: Request | None = None
         self.committed = 0
+        self.provided = 0
+        self.border: int | None = None
+        self.let_go = False
         self.generated = 0
         self.target = source.input_length
         self.counted = False
@@ -66,12 +74,22 @@ class Job:
             self._tokens = self.source.prompt()
             self._outputs = self.source.output().tolist()
         self.target = self.source.input_length + self.generated
-        self.committed = 0
+        self.committed = self.provided = 0
+        self.border = None
+        self.let_go = False
         return Request(
             str(self.source.number),
             self._tokens,
             output_ids=self._outputs[: self.generated],
         )
+
+    def next_chunk(self, limit: int) -> int:
+        """Return how many tokens to compute next, at most `limit`: up to the border, if any."""
+        tokens = min(self.to_prefill, limit)
+        border = self.border
+        if border is not None and self.committed < border < self.committed + tokens:
+            return border - self.committed
+        return tokens
 
     def grow(self, req: Request, tokens: int) -> None:
         """Note that `tokens` more were generated and their KV written."""

@@ -12,6 +12,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from radixtide.components.api import EvictResult, MatchResult, PoolStats
+
 Answer = TypeVar("Answer")
 
 _SUB_BITS: Final = 6
@@ -89,13 +91,21 @@ class CallTimes:
         return recent
 
 
+CUT_BY: Final = {"window_gap": "swa", "no_state": "mamba", "no_slot": "mamba"}
+"""Which component shortened a match that names one of these reasons."""
+
+BEHIND_CUT: Final = "behind_cut"
+"""Tokens that Full had not either, of a match that another component cut even shorter."""
+
+
 class Tally(msgspec.Struct):
     """What became of the requests. Blocks and tokens are those of prompts.
 
     ``blocks`` and ``tokens`` are those of all requests that arrived, the refused too;
-    ``looked_up`` are the tokens of those that were admitted so far. ``deferred``: admissions put
-    off because the pool had no room. ``retracted``: times a running request gave its slots back
-    and queued again.
+    ``looked_up`` are the tokens of those that were admitted so far. Of these, ``full_hits`` are
+    what the match would have had if there were Full alone, and ``lost`` tells by reason what was
+    not reused. ``deferred``: admissions put off because the pool had no room. ``retracted``: times
+    a running request gave its slots back and queued again.
     """
 
     completed: int = 0
@@ -109,9 +119,13 @@ class Tally(msgspec.Struct):
     output_tokens: int = 0
     prefilled_tokens: int = 0
     evicted_tokens: int = 0
+    evicted_swa: int = 0
+    evicted_states: int = 0
+    full_hits: int = 0
     retracted: int = 0
     deferred: int = 0
     miss_reasons: Counter[str] = msgspec.field(default_factory=Counter)
+    lost: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
     def requests(self) -> int:
@@ -135,21 +149,49 @@ class Tally(msgspec.Struct):
         self.token_hits += tokens
         self.miss_reasons[reason] += 1
 
+    def count_losses(self, match: MatchResult, hits: int, of: int, page: int) -> None:
+        """Count why the rest of a prompt of `of` tokens, of which `hits` were found, was not."""
+        reason = match.miss_reason.value
+        full = min(max(match.full_kv_hit_length, hits), of)
+        self.full_hits += full
+        lost = self.lost
+        if full > hits:
+            lost[reason] += full - hits
+        tail = min(of % page, of - full)
+        if tail:
+            lost["unaligned_tail"] += tail
+        if of - full > tail:
+            lost[BEHIND_CUT if reason in CUT_BY else reason] += of - full - tail
+
+    def count_unaligned(self, tokens: int) -> None:
+        """Count a prompt that is too short to be cached at all."""
+        self.count_hits(0, 0, "unaligned_tail", of=tokens)
+        self.lost["unaligned_tail"] += tokens
+
+    def component_hits(self, name: str) -> int:
+        """Return the tokens that Full and the component `name` alone would have let reuse."""
+        cut = sum(self.lost[reason] for reason, by in CUT_BY.items() if by == name)
+        return self.full_hits - cut
+
+    def count_evicted(self, evicted: EvictResult) -> None:
+        """Count what an allocation evicted."""
+        self.evicted_tokens += evicted.num_tokens_evicted
+        self.evicted_swa += evicted.swa_num_tokens_evicted
+        self.evicted_states += evicted.mamba_num_evicted
+
 
 class Sample(msgspec.Struct):
-    """One look at the replay: totals so far, the pool now, latencies since the sample before.
+    """One look at the replay: totals so far, the pools now, latencies since the sample before.
 
-    ``at_ns``: virtual time. Pool sizes are in slots of the Full device pool.
+    ``at_ns``: virtual time. ``pools``: each device pool, by component.
     """
 
     at_ns: int
     requests: int
     looked_up: int
     token_hits: int
-    free: int
-    evictable: int
-    protected: int
-    held: int
+    full_hits: int
+    pools: dict[str, PoolStats]
     running: int
     waiting: int
     latency: dict[str, Histogram]

@@ -40,6 +40,7 @@ class Recording:
         if hits == whole_pages and hits % block:
             blocks += 1
         self.tally.count_hits(blocks, hits, match.miss_reason.value, of=prompt_len)
+        self.tally.count_losses(match, hits, prompt_len, page)
         return hits
 
     async def step(
@@ -54,17 +55,15 @@ class Recording:
 
     async def sample(self, cache: UnifiedRadixCache, running: int = 0, waiting: int = 0) -> None:
         """Add a sample of now to the series."""
-        pool = (await self.calls.timed("stats", cache.stats())).pools["full"]["device"]
+        stats = await self.calls.timed("stats", cache.stats())
         self.series.add(
             Sample(
                 at_ns=self.now_ns,
                 requests=self.tally.requests,
                 looked_up=self.tally.looked_up,
                 token_hits=self.tally.token_hits,
-                free=pool.free,
-                evictable=pool.evictable,
-                protected=pool.protected,
-                held=pool.held,
+                full_hits=self.tally.full_hits,
+                pools={name: tiers["device"] for name, tiers in stats.pools.items()},
                 running=running,
                 waiting=waiting,
                 latency=self.calls.roll(),

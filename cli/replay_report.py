@@ -6,6 +6,7 @@ It needs no script, no network and no other file, and follows the reader's light
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Final
@@ -13,11 +14,14 @@ from typing import Final
 from radixtide.cli.replay_chart import Line, area_chart, line_chart
 from radixtide.cli.replay_metrics import Sample
 from radixtide.cli.replay_run import ReplayResult
-from radixtide.cli.replay_summary import call_rows, sections
+from radixtide.cli.replay_summary import call_rows, component_rows, lost_rows, sections
 from radixtide.configs.errors import InvalidInput
 
 _TIMED: Final = ("match_prefix", "allocate", "cache_unfinished_req", "cache_finished_req")
 """Calls whose latency is drawn; the table has them all."""
+
+_OTHER_POOLS: Final = {"swa": "windows", "mamba": "states"}
+"""Pools beside Full's, and what they hold."""
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --bg: #ffffff; --fg: #1b1f24; --muted: #5c6670; --card: #f5f7f9;
@@ -115,7 +119,7 @@ def _charts(result: ReplayResult) -> str:
     samples = result.recording.series.samples
     xs, is_clock = _x_axis(samples)
     x_format, x_name = (_clock, "virtual time") if is_clock else (_count, "requests served")
-    hits = _hit_lines(samples)
+    hits = _hit_lines(samples, has_others=len(result.config.components) > 1)
     most = max((value for line in hits for value in line.values if value is not None), default=1.0)
     page = [
         "<h2>Hit ratio</h2>",
@@ -125,7 +129,16 @@ def _charts(result: ReplayResult) -> str:
         ),
         "<h2>Pool</h2>",
         f"<p>Slots of the device pool by state, over {x_name}.</p>",
-        area_chart(xs, _pool_lines(samples), x_format, _count, is_clock=is_clock),
+        area_chart(xs, _pool_lines(samples, "full"), x_format, _count, is_clock=is_clock),
+    ]
+    for name, what in _OTHER_POOLS.items():
+        if name in result.pools:
+            page += [
+                f"<h2>Pool of {what}</h2>",
+                f"<p>The {name} pool by state, over {x_name}.</p>",
+                area_chart(xs, _pool_lines(samples, name), x_format, _count, is_clock=is_clock),
+            ]
+    page += [
         "<h2>Latency of the cache's calls</h2>",
         f"<p>Wall time of each call in microseconds, logarithmic, over {x_name}.</p>",
         line_chart(
@@ -153,7 +166,7 @@ def _x_axis(samples: list[Sample]) -> tuple[list[float], bool]:
     return [float(sample.requests) for sample in samples], False
 
 
-def _hit_lines(samples: list[Sample]) -> list[Line]:
+def _hit_lines(samples: list[Sample], has_others: bool) -> list[Line]:
     so_far: list[float | None] = []
     lately: list[float | None] = []
     looked_up = hits = 0
@@ -162,15 +175,20 @@ def _hit_lines(samples: list[Sample]) -> list[Line]:
         new = sample.looked_up - looked_up
         lately.append((sample.token_hits - hits) / new if new else None)
         looked_up, hits = sample.looked_up, sample.token_hits
-    return [Line("since the last point", 4, lately), Line("so far", 0, so_far)]
+    lines = [Line("since the last point", 4, lately), Line("so far", 0, so_far)]
+    if has_others:
+        full = [one.full_hits / one.looked_up if one.looked_up else None for one in samples]
+        lines.append(Line("so far, if there were Full alone", 2, full, dashed=True))
+    return lines
 
 
-def _pool_lines(samples: list[Sample]) -> list[Line]:
+def _pool_lines(samples: list[Sample], name: str) -> list[Line]:
+    pools = [sample.pools[name] for sample in samples]
     return [
-        Line("held by requests", 1, [float(sample.held) for sample in samples]),
-        Line("cached, locked", 3, [float(sample.protected) for sample in samples]),
-        Line("cached, evictable", 0, [float(sample.evictable) for sample in samples]),
-        Line("free", 4, [float(sample.free) for sample in samples]),
+        Line("held by requests", 1, [float(pool.held) for pool in pools]),
+        Line("cached, locked", 3, [float(pool.protected) for pool in pools]),
+        Line("cached, evictable", 0, [float(pool.evictable) for pool in pools]),
+        Line("free", 4, [float(pool.free) for pool in pools]),
     ]
 
 
@@ -192,14 +210,23 @@ def _tables(result: ReplayResult) -> str:
         + "</table></div>"
         for title, rows in sections(result)
     ]
-    calls = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in call_rows(result)
-    )
+    heading = ("call", "count", "p50 µs", "p99 µs")
     return (
-        f'<div class="tables">{"".join(parts)}</div><h2>Calls of the cache</h2><table>'
-        f"<tr><th>call</th><th>count</th><th>p50 µs</th><th>p99 µs</th></tr>{calls}</table>"
+        f'<div class="tables">{"".join(parts)}</div>'
+        + _headed_table("Components", component_rows(result))
+        + _headed_table("Lost hits", lost_rows(result))
+        + _headed_table("Calls of the cache", [heading, *call_rows(result)])
     )
+
+
+def _headed_table(title: str, rows: Sequence[tuple[str, ...]]) -> str:
+    """Return a table whose first row is its heading."""
+    lines = [
+        "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+        for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<h2>{escape(title)}</h2><table>{body}</table>"
 
 
 def _percent(value: float) -> str:

@@ -1,9 +1,8 @@
-"""One replay from options to result: config, pool, loop, driver, audit."""
+"""One replay from options to result: config, pools, loop, driver, audit."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -16,26 +15,32 @@ from typing import Literal
 
 import msgspec
 
+from radixtide.cli.replay_fit import Shape, fit_config
+from radixtide.cli.replay_hybrid import HybridReplay
 from radixtide.cli.replay_recording import Recording
 from radixtide.cli.replay_scheduler import Limits, Scheduler
 from radixtide.cli.replay_sequential import SequentialReplay
 from radixtide.cli.replay_source import Source, Summary, summarise
 from radixtide.cli.replay_synthetic import Kind, Synthetic
 from radixtide.cli.replay_trace import TraceFile
+from radixtide.components.api import PoolStats
 from radixtide.configs.errors import ConfigError
 from radixtide.configs.loader import load_config
-from radixtide.configs.schema import CacheConfig, FullPoolConfig
+from radixtide.configs.scaling import scaled
+from radixtide.configs.schema import CacheConfig
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asks for; see ``radixtide replay --help``.
 
+    ``scale``: what pools and their shapes are divided by.
     ``capacity_blocks``: pool size in blocks of the trace; 0: endless; None: as configured.
     ``trace``: a file; None: generate traffic of ``synthetic``, ``requests`` of them.
     """
 
     trace: Path | None = None
     config: Path | None = None
+    scale: int = 1
     sequential: bool = False
     capacity_blocks: int | None = None
     limit: int | None = None
@@ -50,7 +55,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayResult(msgspec.Struct, frozen=True):
     """A replay that ended, or was interrupted: what it was, what it counted, what was left.
 
-    ``held_slots``, ``held_locks``: what is still held at the end (nothing, if all is well).
+    ``pools``: each pool at the end, by component; ``held_locks``: locks at the end. Nothing is held
+    then, if all is well. ``counters``: the cache's totals.
     ``violations``: what the audit found. ``wall_s``: seconds of driving the cache, without start
     and audit. ``peak_rss_bytes``: most resident memory of the process so far.
     """
@@ -63,12 +69,18 @@ class ReplayResult(msgspec.Struct, frozen=True):
     summary: Summary
     recording: Recording
     interrupted: bool
-    held_slots: int
+    pools: dict[str, PoolStats]
     held_locks: int
+    counters: dict[str, int]
     violations: tuple[str, ...]
     wall_s: float
     peak_rss_bytes: int
     loop: str
+
+    @property
+    def held_slots(self) -> int:
+        """Slots of Full's pool that are still held at the end."""
+        return self.pools["full"].held
 
 
 def load_options_config(options: ReplayOptions) -> CacheConfig:
@@ -85,7 +97,7 @@ def load_options_config(options: ReplayOptions) -> CacheConfig:
             config = load_config(path)
     if config.bigram:
         raise ConfigError("bigram: a replay drives plain token keys; set bigram = false")
-    return config
+    return scaled(config, options.scale)
 
 
 def open_source(options: ReplayOptions, config: CacheConfig) -> Source:
@@ -98,61 +110,6 @@ def open_source(options: ReplayOptions, config: CacheConfig) -> Source:
     requests = options.requests if options.limit is None else min(options.requests, options.limit)
     longest = min(config.pools.full.size // 8, config.pools.requests.max_context)
     return Synthetic(options.synthetic, requests, options.limits.seed, longest)
-
-
-def fit_config(
-    config: CacheConfig, options: ReplayOptions, block: int, summary: Summary
-) -> CacheConfig:
-    """Return `config` with what the replay's options change in it."""
-    replace = msgspec.structs.replace
-    page = block if options.sequential else config.page_size
-    size = config.pools.full.size
-    if options.capacity_blocks:
-        size = max(options.capacity_blocks * block, page)
-    elif options.capacity_blocks == 0:
-        size = _endless(options, page, block, summary)
-    elif options.sequential:
-        size = max(size, page)
-    full = replace(config.pools.full, size=size, holds_bytes=options.holds_bytes)
-    if options.holds_bytes:
-        _check_memory(full)
-    return replace(
-        config,
-        page_size=page,
-        pools=replace(config.pools, full=full),
-        delivery=options.delivery or config.delivery,
-    )
-
-
-def _endless(options: ReplayOptions, page: int, block: int, summary: Summary) -> int:
-    """Return a size at which nothing of the trace is ever evicted."""
-    size = summary.distinct_tokens + summary.longest + block
-    if not options.sequential:
-        # What is generated stays too, every request may leave a page half used, and prompts that
-        # run side by side are computed twice before the tree has them.
-        size += summary.output_tokens + summary.requests * (page + block)
-        size += options.limits.max_running * summary.longest
-    return -(-size // page) * page
-
-
-def _check_memory(pool: FullPoolConfig) -> None:
-    """Raise :class:`ConfigError` if a pool on the CPU is larger than this machine's memory.
-
-    Asking for it all the same would end in the system killing the process, without a message.
-    """
-    from radixtide.tiers.kv_pool import TokenToKVPool
-
-    if pool.device != "cpu":
-        return
-    one = TokenToKVPool(pool, 1)
-    wanted = one.bytes_per_slot * pool.size
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if wanted > memory * 0.8:
-        raise ConfigError(
-            f"pools.full: --bytes gives {pool.size:,} slots of {one.bytes_per_slot:,} bytes their "
-            f"memory, {wanted / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f} GiB; "
-            "set a smaller pool with --capacity-blocks or --config, or leave out --bytes"
-        )
 
 
 def run_replay(
@@ -195,11 +152,13 @@ async def _replay(
 
     interrupted = False
     async with UnifiedRadixCache(config) as cache:
-        driver = (
-            SequentialReplay(cache, source.block, recording)
-            if options.sequential
-            else Scheduler(cache, source.block, options.limits, recording)
-        )
+        driver: HybridReplay | SequentialReplay | Scheduler
+        if not options.sequential:
+            driver = Scheduler(cache, source.block, options.limits, recording)
+        elif Shape.of(config).is_plain:
+            driver = SequentialReplay(cache, source.block, recording)
+        else:
+            driver = HybridReplay(cache, source.block, recording)
         start = perf_counter()
         try:
             with _one_torch_thread():
@@ -222,8 +181,9 @@ async def _replay(
         summary=summary,
         recording=recording,
         interrupted=interrupted,
-        held_slots=stats.pools["full"]["device"].held,
+        pools={name: tiers["device"] for name, tiers in stats.pools.items()},
         held_locks=stats.receipts,
+        counters=stats.counters,
         violations=tuple(f"{v.clause}: {v.message}" for v in report.violations),
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes(),

@@ -12,6 +12,10 @@ do, and passes by the cost of a step otherwise. A step is what an engine does be
 4. virtual time passes;
 5. chunks are handed to the tree (``cache_unfinished_req``), clients that leave are let go
    (``abort_req``), requests that are complete end (``cache_finished_req``).
+
+With a sliding window, slots are taken for one chunk at a time: a window's pool is much smaller than
+a long prompt, and a chunk's slots go back when the next one has a window of its own. What else
+windows and states ask for is told in :mod:`radixtide.cli.replay_engine`.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from radixtide.cli.replay_engine import Engine, branch_point, states_to_take
 from radixtide.cli.replay_job import Arrivals, Job, abort_point
 from radixtide.cli.replay_recording import Recording
 from radixtide.cli.replay_source import TraceRequest
@@ -81,6 +86,13 @@ class Scheduler:
         )
         self._max_running = min(limits.max_running, pools.requests.max_requests)
         self._row_len = pools.requests.max_context
+        self._engine = Engine(cache, recording.calls)
+        shape = self._engine.shape
+        self._chunk = limits.chunk
+        if shape.window and pools.swa is not None:
+            # The window under the lock stays, and two pages may be half used.
+            room = pools.swa.size - shape.window - 2 * self._page
+            self._chunk = max(min(limits.chunk, room), 1)
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}
         """By number, in the order of admission."""
@@ -154,7 +166,9 @@ class Scheduler:
         grown = await self._grow()
         budget = self._limits.token_budget - sum(tokens for _, tokens in grown)
         await self._admit(budget)
-        chunks = self._chunks(budget)
+        chunks = await self._provided(self._chunks(budget))
+        # Whoever was retracted for the sake of an older prompt's chunk has not grown.
+        grown = [(job, tokens) for job, tokens in grown if job.req is not None]
         self._now_ns += step_ns(
             sum(tokens for _, tokens in chunks),
             len(grown),
@@ -177,16 +191,33 @@ class Scheduler:
             tokens = min(self._limits.decode_quantum, job.left)
             # A job that was retracted to make room for an older one has no request any more.
             while job.req is not None and not job.to_prefill and tokens:
-                try:
-                    await self._allocate(job.req, tokens)
-                except OutOfSlots:
-                    if len(self._running) == 1:
-                        raise  # it fits in an empty pool: somebody else holds slots
-                    await self._retract()
-                    continue
-                grown.append((job, tokens))
-                break
+                if await self._take(job, tokens):
+                    grown.append((job, tokens))
+                    break
         return grown
+
+    async def _provided(self, chunks: list[tuple[Job, int]]) -> list[tuple[Job, int]]:
+        """Take the slots of chunks that have none yet; return the chunks that can be computed."""
+        provided: list[tuple[Job, int]] = []
+        for job, tokens in chunks:
+            while job.req is not None:
+                missing = job.committed + tokens - job.provided
+                if missing <= 0 or await self._take(job, missing):
+                    provided.append((job, tokens))
+                    break
+        # One that was taken may have been retracted for the sake of an older one since.
+        return [(job, tokens) for job, tokens in provided if job.req is not None]
+
+    async def _take(self, job: Job, tokens: int) -> bool:
+        """Take slots for `job`; if there are none, retract the youngest and return False."""
+        try:
+            await self._allocate(job, tokens)
+        except OutOfSlots:
+            if len(self._running) == 1:
+                raise  # it fits in an empty pool: somebody else holds slots
+            await self._retract()
+            return False
+        return True
 
     async def _admit(self, budget: int) -> None:
         """Admit waiting requests, first come first served."""
@@ -208,7 +239,7 @@ class Scheduler:
 
     async def _enter(self, job: Job) -> bool:
         """Match `job` and take its slots; return False, holding nothing, if there are too few."""
-        cache, calls = self._cache, self._recording.calls
+        cache, calls, shape = self._cache, self._recording.calls, self._engine.shape
         req = job.enter()
         if job.total <= self._row_len:
             req.req_pool_idx = cache.req_to_token_pool.alloc()
@@ -216,12 +247,17 @@ class Scheduler:
         self._entering = job
         match = await calls.timed(
             "match_prefix",
-            cache.match_prefix(MatchPrefixParams(key=req.key(), req=req, lock=True)),
+            cache.match_prefix(
+                MatchPrefixParams(key=req.key(), req=req, lock=True, cow_mamba=shape.states > 0)
+            ),
         )
-        job.committed = match.device_indices.numel()
+        job.committed = job.provided = match.device_indices.numel()
+        job.border = branch_point(shape, match)
+        tokens = job.next_chunk(self._chunk) if shape.window else job.to_prefill
+        states = states_to_take(shape, req)
         try:
-            if job.to_prefill:
-                await self._allocate(req, job.to_prefill)
+            if tokens or states:
+                await self._allocate(job, tokens, states)
         except OutOfSlots:
             await calls.timed("abort_req", cache.abort_req(req))
             self._entering = job.req = None
@@ -238,7 +274,7 @@ class Scheduler:
         """Share `budget` among the prompts to compute, first come first served."""
         chunks: list[tuple[Job, int]] = []
         for job in self._running.values():
-            tokens = min(job.to_prefill, self._limits.chunk, budget)
+            tokens = job.next_chunk(min(self._chunk, budget))
             if tokens > 0:
                 chunks.append((job, tokens))
                 budget -= tokens
@@ -251,9 +287,10 @@ class Scheduler:
         if job.abort_at is not None and job.committed + tokens > job.abort_at:
             await self._abort(job)
             return
-        job.committed += tokens
+        start, job.committed = job.committed, job.committed + tokens
         req.kv_committed_len = job.committed
         self._tally.prefilled_tokens += tokens
+        await self._engine.computed(req, start, job.committed)
         if job.to_prefill or job.left:
             await self._recording.calls.timed(
                 "cache_unfinished_req",
@@ -267,14 +304,21 @@ class Scheduler:
         if job.abort_at is not None and job.committed + tokens > job.abort_at:
             await self._abort(job)
             return
+        start = job.committed
         job.grow(req, tokens)
         self._tally.output_tokens += tokens
+        req.kv_committed_len = job.committed
+        await self._engine.computed(req, start, job.committed)
+        if not job.let_go:
+            job.let_go = await self._engine.passed(req)
 
-    async def _allocate(self, req: Request, tokens: int) -> None:
+    async def _allocate(self, job: Job, tokens: int, states: int = 0) -> None:
         taken = await self._recording.calls.timed(
-            "allocate", self._cache.allocate(AllocateParams(num_tokens=tokens, req=req))
+            "allocate",
+            self._cache.allocate(AllocateParams(num_tokens=tokens, mamba_num=states, req=job.req)),
         )
-        self._tally.evicted_tokens += taken.evicted.num_tokens_evicted
+        job.provided += tokens
+        self._tally.count_evicted(taken.evicted)
 
     # Three ways to leave
 

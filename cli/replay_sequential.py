@@ -63,7 +63,7 @@ class SequentialReplay:
             taken = await calls.timed(
                 "allocate", cache.allocate(AllocateParams(num_tokens=length - hits, req=req))
             )
-            tally.evicted_tokens += taken.evicted.num_tokens_evicted
+            tally.count_evicted(taken.evicted)
             tally.prefilled_tokens += length - hits
         req.kv_committed_len = length
         # From here on the request counts as done: the cache carries the call out, come what may.

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from radixtide.cli.replay_metrics import Histogram
+from radixtide.cli.replay_metrics import CUT_BY, Histogram
 from radixtide.cli.replay_run import ReplayResult
+from radixtide.components.api import PoolStats
+
+_POOL_PARTS: Final = ("size", "free", "evictable", "protected", "held")
 
 
 def as_json(result: ReplayResult) -> dict[str, Any]:
@@ -38,6 +43,8 @@ def as_json(result: ReplayResult) -> dict[str, Any]:
             "prefilled": tally.prefilled_tokens,
             "generated": tally.output_tokens,
         },
+        "components": {row.name: _component(row, tally.tokens) for row in components(result)},
+        "lost_tokens": dict(sorted(tally.lost.items())),
         "evicted": {"tokens": tally.evicted_tokens},
         "held": {"slots": result.held_slots, "locks": result.held_locks},
         "audit": {"violations": len(result.violations), "messages": list(result.violations)},
@@ -48,6 +55,11 @@ def as_json(result: ReplayResult) -> dict[str, Any]:
         "tokens_per_s": round(_ratio(tally.tokens + tally.output_tokens, result.wall_s)),
         "peak_rss_bytes": result.peak_rss_bytes,
         "virtual": _virtual(result),
+        "pools": {
+            name: {part: getattr(pool, part) for part in _POOL_PARTS}
+            for name, pool in result.pools.items()
+        },
+        **_states(result),
         "pool": {
             "slots": result.config.pools.full.size,
             "page_size": result.config.page_size,
@@ -58,9 +70,76 @@ def as_json(result: ReplayResult) -> dict[str, Any]:
     }
 
 
+class ComponentRow(msgspec.Struct, frozen=True):
+    """One component in the table of hit ratios.
+
+    ``hits``: prompt tokens that it, with Full, would have let reuse if it were the only other
+    component. ``lost``: what it took from Full's hits. ``evicted``: slots (or states) that
+    allocations evicted. ``pool``: its pool at the end.
+    """
+
+    name: str
+    hits: int
+    lost: int
+    evicted: int
+    pool: PoolStats
+
+
+def components(result: ReplayResult) -> list[ComponentRow]:
+    """Return a row for each component of the config that a replay knows, Full first."""
+    tally = result.recording.tally
+    evicted = {
+        "full": tally.evicted_tokens,
+        "swa": tally.evicted_swa,
+        "mamba": tally.evicted_states,
+    }
+    rows: list[ComponentRow] = []
+    for name in result.config.components:
+        if name in evicted:
+            hits = tally.component_hits(name)
+            lost = tally.full_hits - hits
+            rows.append(ComponentRow(name, hits, lost, evicted[name], result.pools[name]))
+    return rows
+
+
+def component_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """Return the table of components as text: its heading, a row each, and one for all together."""
+    tally = result.recording.tally
+    heading = ("component", "hit ratio", "hit tokens", "lost", "evicted", "held", "pool")
+    rows: list[tuple[str, ...]] = [heading]
+    for row in components(result):
+        ratio = f"{100 * _ratio(row.hits, tally.tokens):.2f} %"
+        figures = (row.hits, row.lost, row.evicted, row.pool.held, row.pool.size)
+        rows.append((row.name, ratio, *(f"{figure:,}" for figure in figures)))
+    if len(rows) == 2:
+        return rows
+    together = f"{100 * tally.hit_ratio:.2f} %"
+    lost = f"{tally.full_hits - tally.token_hits:,}"
+    rows.append(("together", together, f"{tally.token_hits:,}", lost, "", "", ""))
+    return rows
+
+
+def lost_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """Return the table of lost hits as text: its heading, and a row a reason."""
+    tally = result.recording.tally
+    rows: list[tuple[str, ...]] = [("why not reused", "tokens", "share of prompts", "whose")]
+    for reason, tokens in tally.lost.most_common():
+        share = f"{100 * _ratio(tokens, tally.tokens):.2f} %"
+        rows.append((reason.replace("_", " "), f"{tokens:,}", share, CUT_BY.get(reason, "full")))
+    return rows
+
+
 def as_tables(result: ReplayResult) -> RenderableType:
     """Return what a person sees at the end."""
-    return Group(*(_table(title, rows) for title, rows in sections(result)), _calls_table(result))
+    tables = [_table(title, rows) for title, rows in sections(result)]
+    heading = ("call", "count", "p50 µs", "p99 µs")
+    return Group(
+        *tables[:2],
+        _headed_table("Components", component_rows(result)),
+        _headed_table("Lost hits", lost_rows(result)),
+        *tables[2:],
+        _headed_table("Calls of the cache", [heading, *call_rows(result)]),
+    )
 
 
 def sections(result: ReplayResult) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -89,6 +168,7 @@ def sections(result: ReplayResult) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     run = [
         ("pool", f"{config.pools.full.size:,} slots, page {config.page_size}"),
+        *_other_pools(result),
         ("policy, delivery, loop", f"{config.eviction.policy}, {config.delivery}, {result.loop}"),
         ("wall time", f"{result.wall_s:.1f} s"),
         ("throughput", _throughput(result)),
@@ -101,7 +181,10 @@ def sections(result: ReplayResult) -> list[tuple[str, list[tuple[str, str]]]]:
             ("whole request, p50 / p99", _times(recording.whole)),
         ]
     state = [
-        ("slots held", f"{result.held_slots:,}"),
+        *(
+            (f"slots held, {name}" if name != "full" else "slots held", f"{pool.held:,}")
+            for name, pool in result.pools.items()
+        ),
         ("locks held", f"{result.held_locks:,}"),
         ("audit", f"{len(result.violations)} violations" if result.violations else "sound"),
     ]
@@ -131,14 +214,49 @@ def _table(title: str, rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def _calls_table(result: ReplayResult) -> Table:
-    table = Table(title="Calls of the cache", title_justify="left", min_width=60)
-    table.add_column("call")
-    for heading in ("count", "p50 µs", "p99 µs"):
-        table.add_column(heading, justify="right")
-    for row in call_rows(result):
+def _headed_table(title: str, rows: Sequence[tuple[str, ...]]) -> Table:
+    """Return a table whose first row is its heading."""
+    table = Table(title=title, title_justify="left", min_width=60)
+    for index, heading in enumerate(rows[0]):
+        table.add_column(heading, justify="right" if index else "left")
+    for row in rows[1:]:
         table.add_row(*row)
     return table
+
+
+def _component(row: ComponentRow, of: int) -> dict[str, Any]:
+    return {
+        "hits": row.hits,
+        "hit_ratio": _ratio(row.hits, of),
+        "lost": row.lost,
+        "evicted": row.evicted,
+    }
+
+
+def _states(result: ReplayResult) -> dict[str, Any]:
+    """Return what became of states that could not be kept, where the model has any."""
+    if "mamba" not in result.pools:
+        return {}
+    counters = result.counters
+    return {
+        "states": {
+            "donations_skipped": counters.get("donations_skipped", 0),
+            "capped": counters.get("states_capped", 0),
+        }
+    }
+
+
+def _other_pools(result: ReplayResult) -> list[tuple[str, str]]:
+    """Return the lines about windows and states, where the model has them."""
+    pools, window = result.config.pools, result.config.window
+    rows: list[tuple[str, str]] = []
+    if pools.swa is not None:
+        rows.append(("pool of windows", f"{pools.swa.size:,} slots, window {window}"))
+    if pools.mamba is not None:
+        skipped = result.counters.get("donations_skipped", 0)
+        rows.append(("pool of states", f"{pools.mamba.size:,} states"))
+        rows.append(("states not kept, no slot", f"{skipped:,}"))
+    return rows
 
 
 def _virtual(result: ReplayResult) -> dict[str, Any]:
@@ -182,4 +300,4 @@ def _throughput(result: ReplayResult) -> str:
     return f"{requests:,.0f} requests/s, {tokens / 1e6:,.2f} M tokens/s"
 
 
-__all__ = ("as_json", "as_tables", "call_rows", "sections")
+__all__ = ("as_json", "as_tables", "call_rows", "component_rows", "lost_rows", "sections")

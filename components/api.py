@@ -8,6 +8,7 @@ pairs for bigram trees); counts of slots are in slots of the pool that is named.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +24,9 @@ Slots = npt.NDArray[np.int64]
 
 StoredSlots = npt.NDArray[np.int32]
 """Slot indices as a node keeps them: a pool has less than 2**31 slots."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges of positions, ascending."""
 
 SlotInput = torch.Tensor | npt.NDArray[Any]
 """Slot indices as a caller gives them: int64, one dimension, on the CPU. Copied, never aliased."""
@@ -109,7 +113,9 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
 
     ``device_indices``: int64 CPU tensor, shape (device match length,); the caller may write to it.
     ``full_kv_hit_length``: length of the Full match on any tier, whatever other components say.
-    ``miss_length``: units of the key (whole pages and tail) that the device match does not cover.
+    ``full_miss_reason``: where another component cut the match: why that one was not longer.
+    ``swa_branching_seqlen``, ``mamba_branching_seqlen``: where the match was cut, the length up to
+    which state of these would be worth computing again. ``miss_length``: units of the key (whole pages and tail) that the device match does not cover.
     ``receipt``: the lock, when one was asked for.
     """
 
@@ -125,7 +131,14 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
     mamba_host_hit_length: int = 0
     swa_branching_seqlen: int | None = None
     mamba_branching_seqlen: int | None = None
+    full_miss_reason: MissReason | None = None
     receipt: LockReceipt | None = None
+
+
+def branching(lengths: dict[str, int | None]) -> dict[str, Any]:
+    """Return branching lengths by component as fields of a MatchResult."""
+    known = (ComponentType.SWA, ComponentType.MAMBA)
+    return {f"{name}_branching_seqlen": lengths[name] for name in known if name in lengths}
 
 
 class InsertParams(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -143,6 +156,10 @@ class InsertParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     component_evicted_seqlens: dict[str, int] = {}
     priority: int = 0
 
+    def given(self) -> dict[str, SlotInput] | None:
+        """Return the slots of other pools that come with the insert, by component."""
+        return None if self.mamba_value is None else {ComponentType.MAMBA: self.mamba_value}
+
 
 class InsertResult(msgspec.Struct, frozen=True, gc=False):
     """What became of the caller's slots.
@@ -156,9 +173,14 @@ class InsertResult(msgspec.Struct, frozen=True, gc=False):
     inserted_len: int
     last_device_node: NodeHandle
     mamba_exist: bool = False
-    adopted: tuple[tuple[int, int], ...] = ()
-    duplicate: tuple[tuple[int, int], ...] = ()
-    component_adopted: dict[str, tuple[tuple[int, int], ...]] = {}
+    adopted: Ranges = ()
+    duplicate: Ranges = ()
+    component_adopted: dict[str, Ranges] = {}
+
+    @staticmethod
+    def state_existed(existed: dict[str, bool]) -> bool:
+        """Return what ``mamba_exist`` says, given which component had its state already."""
+        return existed.get(ComponentType.MAMBA, False)
 
 
 class EvictParams(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -168,6 +190,14 @@ class EvictParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     swa_num_tokens: int = 0
     mamba_num: int = 0
 
+    def targets(self) -> dict[str, int]:
+        """Return the slots to free, by component."""
+        return {
+            ComponentType.FULL: self.num_tokens,
+            ComponentType.SWA: self.swa_num_tokens,
+            ComponentType.MAMBA: self.mamba_num,
+        }
+
 
 class EvictResult(msgspec.Struct, frozen=True, gc=False):
     """What was freed on the device, per component."""
@@ -175,6 +205,15 @@ class EvictResult(msgspec.Struct, frozen=True, gc=False):
     num_tokens_evicted: int = 0
     swa_num_tokens_evicted: int = 0
     mamba_num_evicted: int = 0
+
+    @classmethod
+    def of(cls, freed: dict[str, int]) -> EvictResult:
+        """Return the result of slots freed, by component."""
+        return cls(
+            freed.get(ComponentType.FULL, 0),
+            freed.get(ComponentType.SWA, 0),
+            freed.get(ComponentType.MAMBA, 0),
+        )
 
 
 class AllocateParams(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -190,6 +229,17 @@ class AllocateParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     mamba_num: int = 0
     req: Request | None = None
 
+    def wanted(self, components: Sequence[str]) -> dict[str, int]:
+        """Return the slots wanted, by component; those of a cache that has `components`."""
+        swa = self.swa_num_tokens
+        if swa is None:
+            swa = self.num_tokens if ComponentType.SWA in components else 0
+        return {
+            ComponentType.FULL: self.num_tokens,
+            ComponentType.SWA: swa,
+            ComponentType.MAMBA: self.mamba_num,
+        }
+
 
 class AllocateResult(msgspec.Struct, frozen=True, gc=False):
     """Slots that the caller now holds.
@@ -204,6 +254,24 @@ class AllocateResult(msgspec.Struct, frozen=True, gc=False):
     evicted: EvictResult
     swa_indices: torch.Tensor | None = None
     mamba_indices: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, indices: torch.Tensor, evicted: EvictResult, granted: dict[str, Slots]
+    ) -> AllocateResult:
+        """Return the result of what each pool granted, by component."""
+        swa, mamba = granted.get(ComponentType.SWA), granted.get(ComponentType.MAMBA)
+        return cls(
+            indices,
+            evicted,
+            None if swa is None else torch.from_numpy(swa),
+            None if mamba is None else torch.from_numpy(mamba),
+        )
+
+    def granted(self) -> dict[str, Slots]:
+        """Return what each pool granted beside the first, by component."""
+        parts = {ComponentType.SWA: self.swa_indices, ComponentType.MAMBA: self.mamba_indices}
+        return {name: one.numpy() for name, one in parts.items() if one is not None}
 
 
 class DecLockRefResult(msgspec.Struct, frozen=True, gc=False):

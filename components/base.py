@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from radixtide.components.api import EvictLayer, Slots, Violation
-from radixtide.components.insertion import Insertion, InsertPart
-from radixtide.configs.errors import SlotError
+from radixtide.components.api import EvictLayer, MissReason, Slots, StoredSlots, Violation
+from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
+from radixtide.components.request import Request
+from radixtide.configs.errors import InvalidRequest, SlotError
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.holdings import Holding
-from radixtide.tiers.slots import ANONYMOUS, EMPTY, SlotAllocator
+from radixtide.tiers.slots import ANONYMOUS, EMPTY, Pages, SlotAllocator
 from radixtide.tree.node import ComponentData, Node
 from radixtide.tree.radix_tree import RadixTree
 
@@ -57,6 +59,35 @@ class Reserved(msgspec.Struct, frozen=True):
     position: int
 
 
+class Census(msgspec.Struct, frozen=True):
+    """Whose slots of a pool are: ``owners`` by page, slots by node id, holdings (copies)."""
+
+    owners: npt.NDArray[np.int32]
+    nodes: dict[int, StoredSlots]
+    holders: dict[int, Holding]
+
+
+class Traits(msgspec.Struct, frozen=True):
+    """What the coordinator knows of a component: its fixed properties. See TreeComponent.
+
+    ``priority``: rank in cascades on a node inside the tree. ``branching``: its method.
+    """
+
+    name: str
+    on_every_node: bool
+    reach: int | None
+    miss_reason: MissReason
+    prepares: bool
+    private: bool
+    priority: int
+    branching: Callable[[int, int], int | None]
+
+
+RELEASED: Final = "released"
+"""The record of a component whose part of a lock was given up early."""
+NOTHING_FOUND: Final = InsertCheck()
+
+
 class TreeComponent(ABC):
     """Base of all components. See the module's rules.
 
@@ -70,12 +101,22 @@ class TreeComponent(ABC):
     on_every_node = False
     """Whether each node has this component's data on the device, always: it then never shortens a
     match that may use the device, and need not be asked."""
+    reach: int | None = None
+    """Units, in whole pages, that a lock protects upward from its node's end; the node in which
+    they begin is split for it. None: the lock needs no such border."""
+    miss_reason = MissReason.NO_STATE
+    """What a match says that this component cut."""
+    prepares = False
+    """Whether :meth:`prepare_for_caching_req` has a say."""
+    private = False
+    """Whether a match can give the request a copy of this component's state for its own."""
 
     def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
         self.config = config
         self.tree = tree
         self.index = index
         self.page_size = config.page_size
+        self.grid = config.page_size
         self.evictable = 0
         self.protected = 0
         self.holdings: dict[int, Holding] = {}
@@ -84,6 +125,23 @@ class TreeComponent(ABC):
     @abstractmethod
     def make_allocator(self) -> SlotAllocator:
         """Return the books of this component's device pool."""
+
+    def traits(self) -> Traits:
+        """Return the component's fixed properties."""
+        return Traits(
+            self.name,
+            self.on_every_node,
+            self.reach,
+            self.miss_reason,
+            self.prepares,
+            self.private,
+            self.eviction_priority(False),
+            self.branching_seqlen,
+        )
+
+    def make_memory(self) -> Any:
+        """Return the tensors of the device pool, or None where only its books are kept."""
+        return None
 
     def data(self, node: Node) -> ComponentData:
         """Return this component's record on `node`."""
@@ -109,9 +167,19 @@ class TreeComponent(ABC):
             votes.append(len(path) + 1)
         return votes
 
-    def finalize_match_result(self, path: Sequence[Node]) -> Slots | None:
-        """Return what a match over `path` hands out (Full: its slots), and note the use."""
+    def finalize_match_result(
+        self, path: Sequence[Node], holder: int | None = None
+    ) -> Slots | None:
+        """Return what a match over `path` hands out (Full: its slots), and note the use.
+
+        `holder`: who gets a private copy of the state at the path's end; None: nobody.
+        """
         return None
+
+    def branching_seqlen(self, matched: int, full_length: int) -> int | None:
+        """Return where data of this component would be worth keeping: beyond a match it cut."""
+        length = full_length - full_length % self.grid
+        return length if length > matched else None
 
     # -- insert -----------------------------------------------------------------
 
@@ -132,12 +200,12 @@ class TreeComponent(ABC):
         """Attach the data of a freshly inserted `node`."""
         return None
 
-    def check_insert(self, job: Insertion) -> Any:
+    def check_insert(self, job: Insertion) -> InsertCheck:
         """Raise SlotError unless the caller may give the slots of an insert. A plan.
 
         What it returns comes back in ``job.checked``.
         """
-        return None
+        return NOTHING_FOUND
 
     @abstractmethod
     def apply_insert(self, job: Insertion) -> InsertPart:
@@ -171,8 +239,18 @@ class TreeComponent(ABC):
         return 0
 
     @abstractmethod
-    def drive_eviction(self, target: int) -> list[Node]:
-        """Return victims, in order, that free `target` slots, or all there are. A plan."""
+    def drive_eviction(self, target: int, spare: tuple[Node, ...] = ()) -> list[Node]:
+        """Return victims, in order, that free `target` slots, or all there are. A plan.
+
+        Those to spare are not among them.
+        """
+
+    def judge(self, nodes: Sequence[Node]) -> list[bool]:
+        """Return which of `nodes`, evicted in that order, are leaves that can go whole. A plan.
+
+        Asked of the first component only.
+        """
+        raise NotImplementedError
 
     def drive_host_eviction(self, target: int) -> list[Node]:
         """Return victims on the host tier. A plan."""
@@ -190,8 +268,11 @@ class TreeComponent(ABC):
 
     # -- requests -----------------------------------------------------------------
 
-    def prepare_for_caching_req(self, holder: int, length: int) -> int:
-        """Return how many of `length` units of a request may be inserted. A plan."""
+    def prepare_for_caching_req(self, req: Request, start: int, length: int) -> int:
+        """Return how many of the first `length` units of a request should be inserted. A plan.
+
+        The first `start` are the tree's already.
+        """
         return length
 
     def cleanup_after_caching_req(self, holder: int) -> None:
@@ -258,6 +339,73 @@ class TreeComponent(ABC):
             return Reserved(np.concatenate((roomy, taken)), position)
         return Reserved(taken.copy(), position)
 
+    def quote(self, wanted: dict[str, int], holder: int) -> Shortage | None:
+        """Return why the slots of an allocation could not be taken now, or None. A plan.
+
+        `wanted`: slots by component.
+        """
+        slots = wanted.get(self.name, 0)
+        holding = self.holdings.get(holder)
+        room = holding.room if holding is not None else 0
+        fresh = self.allocator.whole_pages(max(slots - room, 0)) * self.page_size_of_pool
+        return Shortage(fresh, self.sizes()) if fresh > self.allocator.free else None
+
+    @property
+    def page_size_of_pool(self) -> int:
+        """Slots a page of this component's pool."""
+        return self.allocator.page_size
+
+    def grant(self, wanted: dict[str, int], holder: int, carrier: Reserved | None) -> Slots | None:
+        """Take what was quoted; None when nothing of this pool was wanted.
+
+        `carrier`: what the holder got of the first component's pool in the same allocation.
+        """
+        slots = wanted.get(self.name, 0)
+        if not slots:
+            return None
+        reserved = self.reserve(slots, holder)
+        assert isinstance(reserved, Reserved), "granted more than was quoted"
+        return reserved.slots
+
+    def ungrant(self, holder: int, carrier: Reserved | None, used: int, own: Slots | None) -> None:
+        """Undo a grant: `own` is what it returned, `used` what was asked for of the carrier's."""
+        if own is not None and len(own):
+            self.take_back(own, holder)
+
+    def take_back(self, slots: Slots, holder: int) -> None:
+        """Free slots that were reserved and that nobody has used."""
+        holding = self.holdings.get(holder)
+        if holder != ANONYMOUS and holding is not None:
+            kept = holding.total - len(slots)
+            holding.shrink(kept, self.page_size_of_pool)
+            if not holding.total:
+                del self.holdings[holder]
+        self.allocator.release(slots)
+
+    def reserve_private(self, holder: int) -> Reserved | Shortage:
+        """Take what the private copy of a match needs, where the holder has no room for it yet."""
+        return Reserved(EMPTY, 0)
+
+    def check_release(self, slots: Slots, holder: int) -> None:
+        """Raise unless `holder` may free `slots`, named as its callers name them. A plan."""
+        self.allocator.check(slots, holder)
+
+    def release(self, slots: Slots) -> None:
+        """Free slots that were checked."""
+        self.allocator.release(slots)
+
+    def carrier_released(self, slots: Slots) -> None:
+        """Note that the first component's `slots` are free: what is bound to them goes too."""
+        return None
+
+    def paired_slots(self, slots: Slots) -> Slots:
+        """Return the slots bound to the first component's `slots`, -1 where there is none."""
+        raise InvalidRequest(f"component {self.name!r} has no slots bound to those of others")
+
+    def release_paired(self, holder: int, begin: int, end: int) -> int:
+        """Free what is bound to the holder's slots ``[begin, end)``; return how many slots."""
+        return 0
+
     def unreserve(self, slots: Slots, holder: int, position: int, used: int) -> bool:
         """Undo a reservation whose answer nobody took; return whether it was undone.
 
@@ -286,6 +434,11 @@ class TreeComponent(ABC):
         self.allocator.release(slots)
         return len(slots)
 
+    def held_pages(self) -> dict[int, Pages]:
+        """Return the pages of this pool that each holder has. O(slots held): for audits."""
+        pages = self.allocator.pages_of
+        return {holder: pages(held.slots()) for holder, held in self.holdings.items()}
+
     def own_slots(self, holder: int, units: int) -> Slots:
         """Return the first `units` slots that `holder` holds. Raises SlotError when short."""
         holding = self.holdings.get(holder)
@@ -298,6 +451,10 @@ class TreeComponent(ABC):
         return holding.slots(units) if holding is not None else EMPTY
 
     # -- soundness ------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Return this component's totals since the start, for statistics."""
+        return {}
 
     def lru_lengths(self) -> tuple[int | None, int | None]:
         """Return the lengths of the device order and the host order; None where there is none."""
@@ -317,9 +474,22 @@ class TreeComponent(ABC):
         the slots it asked for, as the coordinator has them.
         """
 
+    def audit_against(self, carrier: Census) -> list[Violation]:
+        """Compare with what the first component says of its slots. O(N + pool)."""
+        return []
+
     @abstractmethod
-    def rebuild(self, locked: dict[int, int], holders: set[int]) -> list[Node]:
-        """Repair after a crash: recompute what can be derived; return nodes left without data."""
+    def rebuild(
+        self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
+    ) -> list[Node]:
+        """Repair after a crash: recompute what can be derived; return nodes left without data.
+
+        `carrier`: what the first component says of its slots, None for itself.
+        """
+
+    def census(self) -> Census:
+        """Return whose the slots are. Asked of the first component only. O(N + pool)."""
+        raise NotImplementedError
 
     def reset(self) -> None:
         """Forget all nodes: the tree has a new generation, and its slots are free. O(pool)."""

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from radixtide.components.api import ComponentType, EvictLayer, Slots, StoredSlots, Violation
-from radixtide.components.base import TreeComponent, Validator
+from radixtide.components.base import Census, TreeComponent, Validator
 from radixtide.components.full_audit import audit_full, hollow_nodes, tree_slots
-from radixtide.components.insertion import Insertion, InsertPart
+from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.components.leaf_order import LeafOrder
 from radixtide.components.policies import make_policy
 from radixtide.configs.schema import CacheConfig
-from radixtide.tiers.slots import ANONYMOUS, EMPTY, PageRange, SlotAllocator
+from radixtide.tiers.kv_pool import TokenToKVPool
+from radixtide.tiers.slots import ANONYMOUS, EMPTY, SlotAllocator
 from radixtide.tree.node import ComponentData, Node
 from radixtide.tree.radix_tree import RadixTree
 
@@ -38,6 +39,11 @@ class FullComponent(TreeComponent):
         self.policy = make_policy(config.eviction)
         self.leaves = LeafOrder(self.policy)
         super().__init__(config, tree, index)
+
+    def make_memory(self) -> TokenToKVPool | None:
+        """Return K and V, or the latents, of every slot."""
+        pool = self.config.pools.full
+        return TokenToKVPool(pool, self.allocator.size) if pool.holds_bytes else None
 
     def make_allocator(self) -> SlotAllocator:
         """Return the books of ``pools.full``, whole pages of it."""
@@ -74,7 +80,7 @@ class FullComponent(TreeComponent):
             return range(1, steps + 1)
         return super().validate_path(path, inside, inside_units, match_device_only)
 
-    def finalize_match_result(self, path: Sequence[Node]) -> Slots:
+    def finalize_match_result(self, path: Sequence[Node], holder: int | None = None) -> Slots:
         """Return the slots of `path`, a fresh array, and refresh the place of its last node."""
         if not path:
             return EMPTY.copy()
@@ -95,15 +101,15 @@ class FullComponent(TreeComponent):
 
     # -- insert -----------------------------------------------------------------
 
-    def check_insert(self, job: Insertion) -> PageRange | None:
-        """Raise SlotError unless the holder holds the slots from `prev` on; return their pages."""
+    def check_insert(self, job: Insertion) -> InsertCheck:
+        """Raise SlotError unless the holder holds the slots from `prev` on; find their pages."""
         walk = job.walk
         value = job.value
         if value is None:
             self.own_slots(job.holder, walk.limit)
-            return None
+            return InsertCheck()
         begin = job.prev - walk.base
-        return self.allocator.check(value[max(begin, 0) : walk.limit], job.holder)
+        return InsertCheck(self.allocator.check(value[max(0, begin) : walk.limit], job.holder))
 
     def apply_insert(self, job: Insertion) -> InsertPart:
         """Adopt what is new for the leaf; what the path holds already is duplicate."""
@@ -117,15 +123,15 @@ class FullComponent(TreeComponent):
             owned = self.holdings.get(job.holder)
             value = self.own_slots(job.holder, units)
         first = max(job.prev, base)
-        leaf = job.leaf
-        if leaf is not None:
+        leaves = job.leaves
+        if leaves:
             slots = value[matched - base : units]
-            pages = job.checked[self.index]
+            pages = job.checked[self.index].found
             if pages is None:
                 self.allocator.adopt(self.allocator.pages_of(slots))
             else:
                 self.allocator.adopt(pages, (matched - first) // self.page_size)
-            self._attach(leaf, slots)
+            self._attach(leaves, slots)
         elif walk.path:
             data = walk.path[-1].primary
             if data.order_key is not None:
@@ -135,36 +141,43 @@ class FullComponent(TreeComponent):
             # What a prompt that was matched before comes to: nothing is given twice.
             if owned is not None:
                 owned.drop_front(units)
-            return InsertPart(((matched, base + units),) if leaf is not None else ())
+            return InsertPart(((matched, base + units),) if leaves else ())
         duplicate = value[first - base : matched - base].copy() if first < matched else EMPTY
         indices = None
         if running:
             path = walk.path
-            indices = self.path_slots([*path, leaf] if leaf is not None else path)
+            indices = self.path_slots([*path, *leaves])
         if owned is not None:
             owned.drop_front(units)
         if len(duplicate) and not running:
             self.allocator.release(duplicate)
         return InsertPart(
-            adopted=((matched, base + units),) if leaf is not None else (),
+            adopted=((matched, base + units),) if leaves else (),
             duplicate=((first, matched),) if first < matched else (),
             indices=indices,
             kept=duplicate if running and len(duplicate) else None,
             freed=0 if running else len(duplicate),
         )
 
-    def _attach(self, leaf: Node, slots: Slots) -> None:
-        data = leaf.primary
-        # A copy: a view would keep the caller's whole array alive for as long as the node lives.
-        data.value = slots.astype(np.int32)
-        parent = leaf.parent
+    def _attach(self, leaves: tuple[Node, ...], slots: Slots) -> None:
+        """Give `slots` to a chain of new nodes."""
+        parent = leaves[0].parent
         assert parent is not None
         above = parent.primary
-        above.device_children += 1
         if above.order_key is not None:
             self.leaves.remove(above)
-        self.evictable += len(slots)
-        self.leaves.add(data)
+        begin = 0
+        end = len(slots)
+        for leaf in leaves:
+            above.device_children += 1
+            above = leaf.primary
+            if len(leaves) > 1:
+                end = begin + leaf.length
+            # A copy: a view would keep the caller's whole array alive as long as the node lives.
+            above.value = slots[begin:end].astype(np.int32)
+            begin = end
+        self.evictable += end
+        self.leaves.add(above)
 
     # -- split ------------------------------------------------------------------
 
@@ -174,7 +187,8 @@ class FullComponent(TreeComponent):
         below = suffix.component_data[self.index]
         value = below.value
         if value is not None:
-            cut = prefix.length
+            # From its end: the prefix may have been cut again by a split that comes after this one.
+            cut = len(value) - suffix.length
             above.value = value[:cut].copy()
             below.value = value[cut:].copy()
             above.device_children = 1
@@ -235,7 +249,7 @@ class FullComponent(TreeComponent):
         """Return 0 for a leaf, 2 inside: evicting Full takes every other component along."""
         return 0 if is_leaf else 2
 
-    def drive_eviction(self, target: int) -> list[Node]:
+    def drive_eviction(self, target: int, spare: tuple[Node, ...] = ()) -> list[Node]:
         """Return leaves in policy order until they hold `target` slots.
 
         A parent whose last child is chosen joins with its own key, so a chain can go bottom-up in
@@ -258,6 +272,8 @@ class FullComponent(TreeComponent):
             else:
                 node = heapq.heappop(late)[2]
             assert node is not None
+            if node in spare:
+                continue
             victims.append(node)
             got += node.length
             parent = node.parent
@@ -270,6 +286,20 @@ class FullComponent(TreeComponent):
             if count == above.device_children and not above.lock_ref:
                 heapq.heappush(late, (key(parent), parent.id, parent))
         return victims
+
+    def judge(self, nodes: Sequence[Node]) -> list[bool]:
+        """Return which of `nodes` are evictable leaves once the leaves before them are gone."""
+        gone: dict[Node, int] = {}
+        flags: list[bool] = []
+        for node in nodes:
+            data = node.primary
+            parent = node.parent
+            assert parent is not None
+            leaf = not data.lock_ref and data.device_children == gone.get(node, 0)
+            if leaf:
+                gone[parent] = gone.get(parent, 0) + 1
+            flags.append(leaf)
+        return flags
 
     # -- lock -------------------------------------------------------------------
 
@@ -321,7 +351,17 @@ class FullComponent(TreeComponent):
         """Recount everything from scratch. O(N + pool)."""
         return audit_full(self, locked, ledger)
 
-    def rebuild(self, locked: dict[int, int], holders: set[int]) -> list[Node]:
+    def census(self) -> Census:
+        """Return whose each page and each slot is."""
+        nodes = {
+            node.id: node.primary.value for node in self.tree if node.primary.value is not None
+        }
+        holders = {holder: held.copy() for holder, held in self.holdings.items()}
+        return Census(self.allocator.owners().copy(), nodes, holders)
+
+    def rebuild(
+        self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
+    ) -> list[Node]:
         """Recompute counts, sizes, order and books from values and receipts. O(N + pool)."""
         index = self.index
         self.leaves = LeafOrder(self.policy)

@@ -6,9 +6,22 @@ from typing import Any
 
 import msgspec
 
-from radixtide.components.api import Slots
+from radixtide.components.api import Ranges, Slots
+from radixtide.components.request import Request
 from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import Walk
+
+
+class InsertCheck(msgspec.Struct, frozen=True, gc=False):
+    """What a component found when it checked an insert.
+
+    ``found``: for its own use when the insert is applied. ``cuts``: depths that must be borders of
+    nodes by then. ``needs``: slots of its pool that it wants for the insert; it may not get them.
+    """
+
+    found: Any = None
+    cuts: tuple[int, ...] = ()
+    needs: int = 0
 
 
 class InsertPart(msgspec.Struct, frozen=True, gc=False):
@@ -16,15 +29,17 @@ class InsertPart(msgspec.Struct, frozen=True, gc=False):
 
     ``adopted``, ``duplicate``: half-open ranges of units. ``indices``: the tree's slots over the
     inserted units from the walk's start, when asked for. ``kept``: duplicates not freed yet.
-    ``freed``: slots freed. ``existed``: the target had this component's state already.
+    ``freed``: slots freed. ``existed``: the target had this component's state already. ``swapped``:
+    the slot that the request gave to the tree, and the one it has in its place (or None).
     """
 
-    adopted: tuple[tuple[int, int], ...] = ()
-    duplicate: tuple[tuple[int, int], ...] = ()
+    adopted: Ranges = ()
+    duplicate: Ranges = ()
     indices: Slots | None = None
     kept: Slots | None = None
     freed: int = 0
     existed: bool = False
+    swapped: tuple[int, int | None] | None = None
 
 
 class Insertion(msgspec.Struct, gc=False):
@@ -35,10 +50,13 @@ class Insertion(msgspec.Struct, gc=False):
     below which the slots are the tree's own. ``counted``: depth below which this request's hits
     are counted already. ``priority``: raises that of the nodes on the way. ``running``: the request
     goes on: keep duplicates until its row is rewritten, and return the tree's slots for that.
+    ``evicted``: by component, the depth below which the caller has given its slots back already.
+    ``given``: by component, slots of its own pool that come with the insert. ``req``: the request.
 
-    On the way: ``matched``: depth of what was there. ``node``: the deepest node. ``leaf``: the new
-    node, None where all units exist; ``walk.path`` then has every other node, whole after splits.
-    ``checked``: each component's answer to the check, in order. ``parts``: what each did.
+    On the way: ``matched``: depth of what was there. ``node``: the deepest node. ``leaves``: the
+    new nodes, shallow to deep; ``walk.path`` then has every other node, whole after splits.
+    ``checked``, ``parts``: each component's answers, in order. ``granted``: the slots that each
+    component got of those it needs.
     """
 
     walk: Walk
@@ -50,8 +68,12 @@ class Insertion(msgspec.Struct, gc=False):
     running: bool
     matched: int
     node: Node
-    leaf: Node | None = None
-    checked: list[Any] = []
+    evicted: dict[str, int] | None = None
+    given: dict[str, Slots] | None = None
+    req: Request | None = None
+    leaves: tuple[Node, ...] = ()
+    checked: list[InsertCheck] = []
+    granted: list[Slots | None] | None = None
     parts: list[InsertPart] = []
 
     @property

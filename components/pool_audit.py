@@ -14,12 +14,15 @@ if TYPE_CHECKING:
 
 
 def audit_pool(
-    component: TreeComponent, tree_slots: Slots, ledger: dict[int, tuple[str, int]]
+    component: TreeComponent,
+    tree_slots: Slots,
+    ledger: dict[int, tuple[str, int]],
+    whole: bool = True,
 ) -> list[Violation]:
     """Compare the pool's books with what tree and holders really have. O(pool).
 
     `tree_slots`: the device slots of all nodes of `component`. `ledger`: request id and slots
-    asked for by holder, as the coordinator has them.
+    asked for by holder, as the coordinator has them; `whole`: it tells of this pool's slots.
     """
     found: list[Violation] = []
     allocator = component.allocator
@@ -40,10 +43,9 @@ def audit_pool(
         tree_slots = tree_slots[in_range]
     tree_pages = allocator.pages_of(tree_slots)
     np.add.at(claims, tree_pages, 1)
-    held: list[Slots] = []
+    held_pages = component.held_pages()
     for holder, holding in component.holdings.items():
-        pages = allocator.pages_of(holding.slots())
-        held.append(pages)
+        pages = held_pages[holder]
         np.add.at(claims, pages, 1)
         if len(pages) and not (owners[pages] == holder).all():
             report("slots", f"request holder {holder} lists slots that the books give to others")
@@ -53,7 +55,7 @@ def audit_pool(
         used = component.holdings[holder].used if holder in component.holdings else 0
         if holder not in ledger:
             report("ledger", f"holder {holder} holds slots, but is no request in the ledger")
-        elif used != ledger[holder][1]:
+        elif whole and used != ledger[holder][1]:
             rid, asked = ledger[holder]
             report("ledger", f"request {rid!r} uses {used} slots, the ledger says {asked}")
     free = allocator.free_pages()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from datetime import date, time
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,9 @@ from radixtide.configs.schema import CacheConfig
 
 INTEGER_MAX = 2**48
 """Largest integer of a file. Products of two sizes that make sense stay within int64."""
+
+TOML_SCALARS = (str, int, float, date, time)
+"""Types of TOML's plain values; bool is an int, and datetime a date."""
 
 
 def read_config(document: Mapping[str, Any], source: str) -> CacheConfig:
@@ -76,8 +80,11 @@ def _problems(table: Any, struct: inspect.StructType, prefix: str) -> Iterable[s
         if field is None:
             hint = did_you_mean(name, fields) or f"; known here: {', '.join(fields)}"
             yield f"{prefix}{name}: unknown key{hint}"
-        elif isinstance(field.type, inspect.StructType):
-            yield from _problems(value, field.type, f"{prefix}{name}.")
+        elif (section := _section(field.type)) is not None:
+            if value is not None or section is field.type:
+                yield from _problems(value, section, f"{prefix}{name}.")
+        elif isinstance(field.type, inspect.DictType):
+            yield from _free_tables_problems(value, f"{prefix}{name}")
         else:
             yield from _value_problems(value, field.type, f"{prefix}{name}")
     for name, field in fields.items():
@@ -87,6 +94,41 @@ def _problems(table: Any, struct: inspect.StructType, prefix: str) -> Iterable[s
             yield from _problems({}, field.type, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}: missing; needs {describe(field.type)}"
+
+
+def _section(kind: inspect.Type) -> inspect.StructType | None:
+    """Return the Struct of a table that is required, or that may be left out."""
+    options = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return next((one for one in options if isinstance(one, inspect.StructType)), None)
+
+
+def _free_tables_problems(value: Any, path: str) -> Iterable[str]:
+    """Yield what is wrong with tables whose keys are not known here, only that they are TOML."""
+    if not isinstance(value, Mapping):
+        yield f"{path}: {_found(value)}, but this is a table of tables: write [{path}.NAME]"
+        return
+    for name, table in value.items():
+        if not isinstance(name, str):
+            yield f"{path}: {_found(name)} as a key, but needs a string"
+        elif not isinstance(table, Mapping):
+            yield f"{path}.{name}: {_found(table)}, but this is a table: write [{path}.{name}]"
+        else:
+            yield from _toml_problems(table, f"{path}.{name}")
+
+
+def _toml_problems(value: Any, path: str) -> Iterable[str]:
+    """Yield what a file could not hold; a Struct built in Python could."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if isinstance(name, str):
+                yield from _toml_problems(item, f"{path}.{name}")
+            else:
+                yield f"{path}: {_found(name)} as a key, but needs a string"
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _toml_problems(item, f"{path}[{index}]")
+    elif not isinstance(value, TOML_SCALARS):
+        yield f"{path}: {_found(value)}, but needs a value that TOML has"
 
 
 def _value_problems(value: Any, kind: inspect.Type, path: str) -> Iterable[str]:

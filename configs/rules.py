@@ -11,20 +11,17 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from radixtide.configs.reading import config_error, did_you_mean, find_problems
-from radixtide.configs.schema import CacheConfig
+from radixtide.configs.schema import CacheConfig, KvGeometry
 
 POLICIES: Final = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
 """Eviction policies that are built in."""
 
-COMPONENTS: Final = ("full",)
-"""Components that are built in and work."""
-
-NOT_YET: Final = ("swa", "mamba")
-"""Components that have a name and a place in the design, but no code in this version."""
+COMPONENTS: Final = ("full", "swa", "mamba")
+"""Components that are built in, in the order in which a config lists them."""
 
 _DEVICE: Final = re.compile(r"[a-z][a-z0-9_]*(:(0|[1-9][0-9]*))?")
-_FULL_MHA: Final = {"kv_heads": 1, "head_dim": 64}
-_FULL_MLA: Final = {"latent_dim": 576}
+_OF_MHA: Final = {"kv_heads": 1, "head_dim": 64}
+_OF_MLA: Final = {"latent_dim": 576}
 
 
 def validate(
@@ -41,7 +38,10 @@ def validate(
     """
     problems = find_problems(config) or [
         *_component_problems(config, components),
+        *_section_problems(config),
         *_size_problems(config),
+        *_window_problems(config),
+        *_state_problems(config),
         *_pool_problems(config),
         *_policy_problems(config, policies),
     ]
@@ -52,35 +52,50 @@ def validate(
 
 def _component_problems(config: CacheConfig, plugins: Collection[str]) -> Iterable[str]:
     names = config.components
-    known = (*COMPONENTS, *plugins)
+    known = tuple(dict.fromkeys((*COMPONENTS, *plugins)))
     if not names or names[0] != "full":
         yield 'components: the first must be "full"; it carries the tree'
     for index, name in enumerate(names):
         if name in names[:index]:
             yield f'components[{index}]: "{name}" is listed twice; remove one'
-        if name in known:
-            continue
-        if name in NOT_YET:
+        if name not in known:
             yield (
-                f'components[{index}]: "{name}" is not available in this version, which has '
-                f"{', '.join(known)}; remove it"
+                f'components[{index}]: no component is named "{name}"{did_you_mean(name, known)}; '
+                f"known: {', '.join(known)}; one of your own must be registered first"
             )
-        else:
-            hint = did_you_mean(name, (*known, *NOT_YET))
-            yield (
-                f'components[{index}]: no component is named "{name}"{hint}; known: '
-                f"{', '.join(known)}; one of your own must be registered first"
-            )
-    windowed = [name for name in names if name not in ("full", "mamba")]
-    if config.window is not None and not windowed:
-        yield "window: no component here has a sliding window; remove it, or add one that does"
-    if "swa" in names and config.window is None:
-        yield 'window: missing; the component "swa" needs the model\'s sliding window in tokens'
-    if config.bigram and "mamba" in names:
+    right = sorted(names, key=lambda name: (*COMPONENTS, name).index(name))
+    if list(names) != right and names[0] == "full":
+        wanted = ", ".join(f'"{name}"' for name in right)
         yield (
-            "bigram: true does not go with mamba: a state belongs to a token, not to a pair; "
-            "set bigram to false or remove mamba"
+            f"components: full comes first, then swa, then mamba, then those of plug-ins; "
+            f"write [{wanted}]"
         )
+
+
+def _section_problems(config: CacheConfig) -> Iterable[str]:
+    """Each component has its section, and each section its component."""
+    names = config.components
+    for name in COMPONENTS[1:]:
+        there = getattr(config.pools, name) is not None
+        if there and name not in names:
+            yield (
+                f'pools.{name}: "{name}" is not in components; remove this section, or add '
+                f'"{name}" to components'
+            )
+        elif name in names and not there:
+            yield f'pools.{name}: missing; the component "{name}" needs a pool with a size'
+    for name in config.plugins:
+        if name in COMPONENTS:
+            yield (
+                f'plugins.{name}: "{name}" is built in and no plug-in; its section is '
+                f"[pools.{name}]"
+            )
+        elif name not in names:
+            hint = did_you_mean(name, names[1:])
+            yield (
+                f'plugins.{name}: "{name}" is not in components{hint}; remove this section, or '
+                f'add "{name}" to components'
+            )
 
 
 def _size_problems(config: CacheConfig) -> Iterable[str]:
@@ -107,20 +122,68 @@ def _size_problems(config: CacheConfig) -> Iterable[str]:
         )
 
 
-def _pool_problems(config: CacheConfig) -> Iterable[str]:
-    pool = config.pools.full
-    unused = _FULL_MLA if pool.kind == "mha" else _FULL_MHA
-    for name, default in unused.items():
-        if getattr(pool, name) != default:
-            yield f'pools.full.{name}: has no meaning with kind = "{pool.kind}"; remove it'
-    if not _DEVICE.fullmatch(pool.device):
+def _window_problems(config: CacheConfig) -> Iterable[str]:
+    names, window, page = config.components, config.window, config.page_size
+    if window is None:
+        if "swa" in names:
+            yield 'window: missing; the component "swa" needs the model\'s sliding window in tokens'
+        return
+    if not [name for name in names if name not in ("full", "mamba")]:
+        yield "window: no component here has a sliding window; remove it, or add one that does"
+    pool = config.pools.swa
+    if "swa" not in names or pool is None:
+        return
+    whole = -(-window // page) * page
+    if pool.size // page * page < whole:
         yield (
-            f'pools.full.device: "{pool.device}" is no device; write a kind and, where there are '
-            'several, a number: "cpu", "cuda", "cuda:0"'
+            f"pools.swa.size: {pool.size} slots are {pool.size // page} whole pages of {page}, "
+            f"which do not hold one window of {window} tokens; make the pool at least {whole}"
         )
-    elif pool.device.partition(":")[0] == "gpu":
-        right = pool.device.replace("gpu", "cuda")
-        yield f'pools.full.device: PyTorch knows no "gpu"; did you mean "{right}"?'
+
+
+def _state_problems(config: CacheConfig) -> Iterable[str]:
+    if "mamba" not in config.components:
+        return
+    if config.bigram:
+        yield (
+            "bigram: true does not go with mamba: a state belongs to a token, not to a pair; "
+            "set bigram to false or remove mamba"
+        )
+    pool = config.pools.mamba
+    if pool is None:
+        return
+    if not pool.extra_buffer and config.page_size != 1:
+        yield (
+            f"page_size: {config.page_size} does not go with pools.mamba.extra_buffer = false: a "
+            "request then has the state at its last token only, which seldom ends a page; set "
+            "page_size to 1, or extra_buffer to true"
+        )
+    for name in ("conv_shape", "ssm_shape"):
+        if not getattr(pool, name):
+            yield f"pools.mamba.{name}: empty; name the tensor's size in each dimension"
+
+
+def _pool_problems(config: CacheConfig) -> Iterable[str]:
+    for name in COMPONENTS:
+        pool = getattr(config.pools, name)
+        if isinstance(pool, KvGeometry):
+            unused = _OF_MLA if pool.kind == "mha" else _OF_MHA
+            for key, default in unused.items():
+                if getattr(pool, key) != default:
+                    yield f'pools.{name}.{key}: has no meaning with kind = "{pool.kind}"; remove it'
+        if pool is not None:
+            yield from _device_problems(f"pools.{name}.device", pool.device)
+
+
+def _device_problems(path: str, device: str) -> Iterable[str]:
+    if not _DEVICE.fullmatch(device):
+        yield (
+            f'{path}: "{device}" is no device; write a kind and, where there are several, a '
+            'number: "cpu", "cuda", "cuda:0"'
+        )
+    elif device.partition(":")[0] == "gpu":
+        right = device.replace("gpu", "cuda")
+        yield f'{path}: PyTorch knows no "gpu"; did you mean "{right}"?'
 
 
 def _policy_problems(config: CacheConfig, plugins: Collection[str]) -> Iterable[str]:

@@ -7,7 +7,7 @@ Every limit of the library is a number here. Files in TOML are read by
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,14 +15,15 @@ from msgspec import Meta
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Dtype = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file: immutable, and strict about its keys."""
 
 
-class FullPoolConfig(_Section, frozen=True, kw_only=True):
-    """``[pools.full]``: the device pool of full attention.
+class KvGeometry(_Section, frozen=True, kw_only=True):
+    """A pool of attention state: what every such pool's table has.
 
     ``size``: slots (tokens); rounded down to whole pages, of which there must be one.
     ``kind``: ``mha`` (MHA, GQA and MQA: K and V per layer) or ``mla`` (one latent per layer).
@@ -36,11 +37,45 @@ class FullPoolConfig(_Section, frozen=True, kw_only=True):
     kv_heads: Positive = 1
     head_dim: Positive = 64
     latent_dim: Positive = 576
-    dtype: Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"] = (
-        "bfloat16"
-    )
+    dtype: Dtype = "bfloat16"
     device: str = "cpu"
     holds_bytes: bool = True
+
+
+class FullPoolConfig(KvGeometry, frozen=True, kw_only=True):
+    """``[pools.full]``: the device pool of full attention."""
+
+
+class SwaPoolConfig(KvGeometry, frozen=True, kw_only=True):
+    """``[pools.swa]``: the device pool of sliding-window attention.
+
+    Its ``size`` must hold the window, rounded up to whole pages.
+    """
+
+
+class MambaPoolConfig(_Section, frozen=True, kw_only=True):
+    """``[pools.mamba]``: the device pool of recurrent states (Mamba, linear attention).
+
+    ``size``: states; one is valid at one length of one sequence. ``layers``: layers that have one.
+    ``conv_shape``, ``ssm_shape``: shapes of the two tensors of a state in one layer.
+    ``holds_bytes``: false keeps the books of the states without memory behind them.
+    ``extra_buffer``: a request has two states more, written in turn at tracking points, so that one
+    at a page's end is there to keep; without it ``page_size`` must be 1.
+    ``chunk``: states may be kept at multiples of it that end a page (the least common multiple).
+    ``max_states_per_path``: states kept from the root to any node; 0 sets no cap.
+    """
+
+    size: Positive
+    layers: Positive = 1
+    conv_shape: tuple[Positive, ...] = (64, 3)
+    ssm_shape: tuple[Positive, ...] = (1, 64, 16)
+    conv_dtype: Dtype = "bfloat16"
+    ssm_dtype: Dtype = "float32"
+    device: str = "cpu"
+    holds_bytes: bool = True
+    extra_buffer: bool = False
+    chunk: Positive = 64
+    max_states_per_path: NonNegative = 0
 
 
 class RequestPoolConfig(_Section, frozen=True, kw_only=True):
@@ -51,9 +86,11 @@ class RequestPoolConfig(_Section, frozen=True, kw_only=True):
 
 
 class PoolsConfig(_Section, frozen=True, kw_only=True):
-    """``[pools]``: one table a component, and the request table."""
+    """``[pools]``: one table a component that is listed, and the request table."""
 
     full: FullPoolConfig
+    swa: SwaPoolConfig | None = None
+    mamba: MambaPoolConfig | None = None
     requests: RequestPoolConfig = RequestPoolConfig()
 
 
@@ -107,10 +144,12 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
 class CacheConfig(_Section, frozen=True, kw_only=True):
     """A whole cache.
 
-    ``components``: kinds of state, first ``full``. ``page_size``: units (tokens) a page.
+    ``components``: kinds of state: ``full``, then ``swa`` and ``mamba`` where the model has them,
+    then those of plug-ins. ``page_size``: units (tokens) a page.
     ``window``: sliding window in tokens, for components that have one.
     ``bigram``: keys are bigram views (EAGLE). ``delivery``: ``direct`` hands a message to an idle
     actor at once; ``queued`` sends every message through its mailbox (same answers, slower).
+    ``plugins``: a table a plug-in's component, by its name; the component reads it itself.
     """
 
     pools: PoolsConfig
@@ -122,3 +161,4 @@ class CacheConfig(_Section, frozen=True, kw_only=True):
     eviction: EvictionConfig = EvictionConfig()
     pins: PinsConfig = PinsConfig()
     limits: LimitsConfig = LimitsConfig()
+    plugins: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)

@@ -333,7 +333,7 @@ async def test_an_undo_reaches_its_actor_whatever_intercepts(
         late.release()
         cache.remove_interceptor(late)
         cache.remove_interceptor(faulty)
-        sizes = state_of(cache).full.actor
+        sizes = state_of(cache).carrier.actor
         assert isinstance(sizes, ComponentActor)
         await until(lambda: not (sizes.sizes().held or sizes.sizes().protected))
         await settled(cache)

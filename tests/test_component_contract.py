@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from radixtide import EvictLayer, SlotError, Violation
-from radixtide.components.base import Reserved, TreeComponent, Validator
-from radixtide.components.insertion import Insertion, InsertPart
+from radixtide import EvictLayer, Request, SlotError, Violation
+from radixtide.components.base import Census, Reserved, TreeComponent, Validator
+from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.components.registry import make_components
 from radixtide.configs.errors import ConfigError
 from radixtide.tiers.slots import FIRST_HOLDER, SlotAllocator
@@ -73,7 +73,7 @@ class Sidecar(TreeComponent):
         value, self.data(node).value = self.data(node).value, None
         return (0 if value is None else len(value)), 0
 
-    def drive_eviction(self, target: int) -> list[Node]:
+    def drive_eviction(self, target: int, spare: tuple[Node, ...] = ()) -> list[Node]:
         return []
 
     def acquire_component_lock(self, node: Node) -> Any:
@@ -85,7 +85,9 @@ class Sidecar(TreeComponent):
     def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
         return []
 
-    def rebuild(self, locked: dict[int, int], holders: set[int]) -> list[Node]:
+    def rebuild(
+        self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
+    ) -> list[Node]:
         return []
 
 
@@ -143,10 +145,10 @@ def test_defaults_consume_nothing_and_change_nothing(sidecar: Sidecar) -> None:
     sidecar.commit_insert_component_data(node, value)
     walk = sidecar.tree.walk(key(8))
     job = Insertion(walk, value, 2, 0, 0, 0, False, walk.matched, walk.start)
-    assert sidecar.check_insert(job) is None
+    assert sidecar.check_insert(job) == InsertCheck()
     assert sidecar.eviction_priority(True) == sidecar.eviction_priority(False) == 0
     assert sidecar.drive_host_eviction(8) == []
-    assert sidecar.prepare_for_caching_req(3, 17) == 17
+    assert sidecar.prepare_for_caching_req(Request("r", [1]), 3, 17) == 17
     sidecar.cleanup_after_caching_req(3)
     assert sidecar.build_hicache_transfers(node, "backup") == []
     sidecar.commit_hicache_transfer(node, "backup", [])

@@ -133,7 +133,7 @@ def test_the_slots_of_a_holder_are_taken_from_the_front(bench: Bench) -> None:
     stem, _ = bench.insert(tokens(4))
     job = bench.job(tokens(8, 4), None, HOLDER, prev=4, start=stem, running=True)
     job.checked = [full.check_insert(job)]
-    job.leaf = tree.add_leaf(stem, job.walk, 0)
+    job.leaves = (tree.add_leaf(stem, job.walk, 0),)
     part = full.apply_insert(job)
     assert (part.adopted, part.duplicate) == (((4, 12),), ())
     assert part.indices is not None

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from radixtide import AllocateParams, InvalidInput, RadixtideError, UnifiedRadixCache
-from radixtide.configs.schema import FullPoolConfig
+from radixtide.configs.schema import FullPoolConfig, KvGeometry, SwaPoolConfig
 from radixtide.tiers import TokenToKVPool
 from radixtide.tiers.kv_pool import DTYPES
 from support.caches import MakeCache, key, make_config, match, store
 
 MHA = FullPoolConfig(size=16, layers=2, kv_heads=3, head_dim=8, dtype="float32")
 MLA = FullPoolConfig(size=16, kind="mla", layers=2, latent_dim=40, dtype="float32")
+SWA = SwaPoolConfig(size=16, layers=2, kv_heads=5, head_dim=4, dtype="float32")
 
 
 def state(pool: TokenToKVPool, rows: int, seed: int = 0) -> list[torch.Tensor]:
@@ -28,11 +29,15 @@ def state(pool: TokenToKVPool, rows: int, seed: int = 0) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("config", "shapes", "size"),
-    [(MHA, [(16, 3, 8)] * 2, 2 * 2 * 3 * 8 * 4), (MLA, [(16, 1, 40)], 2 * 40 * 4)],
-    ids=["mha", "mla"],
+    [
+        (MHA, [(16, 3, 8)] * 2, 2 * 2 * 3 * 8 * 4),
+        (MLA, [(16, 1, 40)], 2 * 40 * 4),
+        (SWA, [(16, 5, 4)] * 2, 2 * 2 * 5 * 4 * 4),
+    ],
+    ids=["mha", "mla", "swa"],
 )
 def test_a_pool_has_the_tensors_of_its_kind(
-    config: FullPoolConfig, shapes: list[tuple[int, ...]], size: int
+    config: KvGeometry, shapes: list[tuple[int, ...]], size: int
 ) -> None:
     pool = TokenToKVPool(config, 16)
     assert [[tuple(part.shape) for part in layer] for layer in pool.buffers] == [shapes] * 2
@@ -40,8 +45,8 @@ def test_a_pool_has_the_tensors_of_its_kind(
     assert all(part.dtype == torch.float32 for layer in pool.buffers for part in layer)
 
 
-@pytest.mark.parametrize("config", [MHA, MLA], ids=["mha", "mla"])
-def test_what_is_written_is_read_from_the_same_slots_only(config: FullPoolConfig) -> None:
+@pytest.mark.parametrize("config", [MHA, MLA, SWA], ids=["mha", "mla", "swa"])
+def test_what_is_written_is_read_from_the_same_slots_only(config: KvGeometry) -> None:
     pool = TokenToKVPool(config, 16)
     slots = torch.tensor([7, 0, 12])
     parts = state(pool, 3)

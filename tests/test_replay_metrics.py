@@ -58,7 +58,7 @@ def test_calls_are_timed_whether_they_answer_or_raise() -> None:
 def sample(number: int) -> Sample:
     histogram = Histogram()
     histogram.add(number)
-    return Sample(number, number, number, 0, 0, 0, 0, 0, 0, 0, {"allocate": histogram})
+    return Sample(number, number, number, 0, 0, {}, 0, 0, {"allocate": histogram})
 
 
 def test_a_series_of_any_length_stays_bounded_and_even() -> None:

@@ -16,6 +16,7 @@ from radixtide.cli.replay_run import ReplayResult
 from radixtide.cli.replay_scheduler import Limits
 from radixtide.cli.replay_source import Summary
 from radixtide.cli.replay_summary import as_json
+from radixtide.components.api import PoolStats
 from radixtide.configs.errors import InvalidInput
 from radixtide.configs.schema import CacheConfig, FullPoolConfig, PoolsConfig
 
@@ -25,6 +26,10 @@ def latency(*microseconds: int) -> Histogram:
     for value in microseconds:
         histogram.add(value * 1000)
     return histogram
+
+
+def pool(free: int, evictable: int, protected: int, held: int = 200) -> PoolStats:
+    return PoolStats(free, evictable, protected, held, 0, free + evictable + protected + held)
 
 
 def result(
@@ -41,10 +46,8 @@ def result(
                 requests=i + 1,
                 looked_up=recording.tally.looked_up,
                 token_hits=recording.tally.token_hits,
-                free=500 - 100 * i,
-                evictable=100 * i,
-                protected=300,
-                held=200,
+                full_hits=recording.tally.full_hits,
+                pools={"full": pool(free=500 - 100 * i, evictable=100 * i, protected=300)},
                 running=i,
                 waiting=2 * i,
                 # The second point saw no allocation: a gap in its line.
@@ -63,8 +66,9 @@ def result(
         summary=Summary(),
         recording=recording,
         interrupted=False,
-        held_slots=0,
+        pools={"full": pool(free=500, evictable=300, protected=200, held=0)},
         held_locks=0,
+        counters={},
         violations=violations,
         wall_s=2.0,
         peak_rss_bytes=2**20,

@@ -458,8 +458,7 @@ async def test_what_is_sent_for_a_chunk_is_as_large_as_the_chunk(make_cache: Mak
             assert walks == [(0, 40, 40 * turn)]
             kinds = sorted(type(one).__name__ for one in messages)
             assert len(kinds) <= 4, kinds
-            leaf = inserts[0].job.leaf
-            assert leaf is not None
+            (leaf,) = inserts[0].job.leaves
             assert len(leaf.piece) == 40 * 8
         await cache.cache_finished_req(req)
 

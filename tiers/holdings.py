@@ -43,6 +43,14 @@ class Holding:
             return EMPTY
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def copy(self) -> Holding:
+        """Return a holding of the same slots that changes apart from this one."""
+        twin = Holding(self.holder)
+        twin.total = self.total
+        twin.used = self.used
+        twin._parts = self._parts.copy()
+        return twin
+
     def use_room(self, slots: int) -> Slots:
         """Use up to `slots` slots of the room; return a copy of them."""
         count = min(slots, self.room)

@@ -6,6 +6,8 @@ Layouts (S slots, L layers):
 * ``mla``: one latent per layer, shape (S, 1, latent_dim): compressed KV and the rope part together
   (DeepSeek-V2, arXiv:2405.04434, section 2.1: 512 + 64).
 
+Sliding-window attention has a pool of the same form, for its own layers and fewer tokens.
+
 An engine writes new state into the slots it was given and reads by index; the cache itself never
 touches the bytes of a device pool except to move them between tiers.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from radixtide.configs.errors import InvalidInput, SlotError
-from radixtide.configs.schema import FullPoolConfig
+from radixtide.configs.schema import KvGeometry
 
 DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -33,7 +35,7 @@ class TokenToKVPool:
     ``buffers[layer]`` is a tuple of tensors: (K, V) for ``mha``, (latent,) for ``mla``.
     """
 
-    def __init__(self, config: FullPoolConfig, size: int) -> None:
+    def __init__(self, config: KvGeometry, size: int) -> None:
         self.kind = config.kind
         self.size = size
         self.layers = config.layers

@@ -224,6 +224,10 @@ class SlotAllocator:
         """Make held `slots` (checked, or known) free."""
         self._push(self.pages_of(slots))
 
+    def release_pages(self, pages: Pages) -> None:
+        """Make held `pages`, which are distinct, free."""
+        self._push(pages)
+
     def release_tree(self, slots: Slots) -> None:
         """Make `slots` of the tree free."""
         pages = self.pages_of(slots)
@@ -244,13 +248,18 @@ class SlotAllocator:
         """Return the free pages (a view, for audits; do not write)."""
         return self._free[: self._top]
 
-    def rebuild(self, tree_pages: Pages, held: dict[int, Pages]) -> int:
+    def rebuild(
+        self, tree_pages: Pages, held: dict[int, Pages], keep_anonymous: bool = True
+    ) -> int:
         """Make the books say exactly this; return how many pages nobody claimed before.
 
-        For repairs after a crash: a page that neither tree nor holder claims is free. Pages of the
-        anonymous holder stay as they are, since only their holder knows them. O(size of the pool).
+        For repairs after a crash: a page that neither tree nor holder claims is free. With
+        `keep_anonymous`, pages of the anonymous holder stay as they are, since only their holder
+        knows them. O(size of the pool).
         """
-        owner = np.where(self._owner == ANONYMOUS, ANONYMOUS, FREE).astype(np.int32)
+        owner = np.zeros(self.pages, dtype=np.int32)
+        if keep_anonymous:
+            owner[self._owner == ANONYMOUS] = ANONYMOUS
         owner[tree_pages] = TREE
         for holder, pages in held.items():
             owner[pages] = holder

@@ -76,6 +76,16 @@ class LruList(Generic[L]):
         ends.older = entry
         self._size += 1
 
+    def insert_before(self, entry: L, other: L) -> None:
+        """Put `entry`, which is in no list, next to `other`, which is in this one, as the older."""
+        older = other.older
+        assert older is not None and entry.newer is None
+        entry.older = older
+        entry.newer = other
+        older.newer = entry
+        other.older = entry
+        self._size += 1
+
     def remove(self, entry: L) -> None:
         """Take `entry`, which is in this list, out."""
         older = entry.older

@@ -217,9 +217,10 @@ class RadixTree:
         prefix.children = {node.edge: node}
         return prefix
 
-    def add_leaf(self, parent: Node, walk: Walk, begin: int) -> Node:
-        """Add the rest of the walk's key, from unit `begin` after its start, below `parent`."""
-        end = walk.limit
+    def add_leaf(self, parent: Node, walk: Walk, begin: int, end: int | None = None) -> Node:
+        """Add units `begin` to `end` (None: all) of the key after the walk's start, to `parent`."""
+        if end is None:
+            end = walk.limit
         piece = walk.key.piece(begin, end)
         leaf = self._new_node(parent, piece, self.edge_of(walk, begin), walk.base + end)
         leaf.touch = parent.touch

@@ -44,9 +44,11 @@ class Bench:
         for node in walk.path:
             node.touch = tree.clock
         if matched < walk.limit:
-            job.leaf = tree.add_leaf(walk.last, walk, matched)
-            job.leaf.touch = tree.clock
-        return job.leaf or walk.last, full.apply_insert(job)
+            leaf = tree.add_leaf(walk.last, walk, matched)
+            leaf.touch = tree.clock
+            job.leaves = (leaf,)
+            return leaf, full.apply_insert(job)
+        return walk.last, full.apply_insert(job)
 
     def job(
         self,

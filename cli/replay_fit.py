@@ -1,0 +1,168 @@
+"""Making a config fit a replay: pages, pool sizes, and whether this machine has the memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from radixtide.cli.replay_source import Summary
+from radixtide.configs.errors import ConfigError
+from radixtide.configs.schema import CacheConfig, KvGeometry, MambaPoolConfig, PoolsConfig
+
+if TYPE_CHECKING:
+    from radixtide.cli.replay_run import ReplayOptions
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What a config makes of windows and states.
+
+    ``window``: the sliding window in whole pages, in tokens; 0: there is none. ``states``: how many
+    a request holds; 0: there are none. ``grid``: states may be kept at multiples of this length (a
+    page where there are none). ``tracks``: a request writes states as it goes on; false: it has
+    only the one at its end.
+    """
+
+    page: int
+    window: int = 0
+    states: int = 0
+    grid: int = 1
+    tracks: bool = False
+
+    @classmethod
+    def of(cls, config: CacheConfig) -> Shape:
+        """Return the shape of `config`."""
+        page, pool = config.page_size, config.pools.mamba
+        window = _up(config.window or 0, page) if "swa" in config.components else 0
+        if pool is None:
+            return cls(page, window, grid=page)
+        if not pool.extra_buffer:
+            return cls(page, window, states=1, grid=page)
+        return cls(page, window, states=3, grid=math.lcm(pool.chunk, page), tracks=True)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are neither windows nor states."""
+        return not self.window and not self.states
+
+    def frontier(self, length: int) -> int:
+        """Return below which position no window of `length` tokens or more needs any slot."""
+        return max(length - self.window, 0) // self.page * self.page
+
+    def least_window_slots(self, step: int) -> int:
+        """Return the slots with which one request that gains `step` tokens at a time gets on.
+
+        The window under its lock, its own, the tokens of a step, and two pages half used.
+        """
+        return 2 * self.window + _up(step, self.page) + 2 * self.page if self.window else 0
+
+    def least_states(self) -> int:
+        """Return the states with which one request gets on.
+
+        Its own, the one that it went on from, and one to keep.
+        """
+        return self.states + 2 if self.states else 0
+
+
+def fit_config(
+    config: CacheConfig, options: ReplayOptions, block: int, summary: Summary
+) -> CacheConfig:
+    """Return `config` with what the replay's options change in it.
+
+    Raises ConfigError where ``--bytes`` asks for more memory than this machine has.
+    """
+    replace = msgspec.structs.replace
+    pools = config.pools
+    page = block if options.sequential else config.page_size
+    if pools.mamba is not None and not pools.mamba.extra_buffer:
+        page = 1  # the state at a prompt's end is all there is, and no page need end there
+    config = replace(config, page_size=page, delivery=options.delivery or config.delivery)
+    shape = Shape.of(config)
+    size = pools.full.size
+    if options.capacity_blocks:
+        size = max(options.capacity_blocks * block, page)
+    elif options.capacity_blocks == 0:
+        size = _endless(options, page, block, summary)
+    elif options.sequential:
+        size = max(size, page)
+    share = size / pools.full.size if options.capacity_blocks else 1.0
+    swa, mamba = pools.swa, pools.mamba
+    if swa is not None:
+        swa_size = size if options.capacity_blocks == 0 else math.ceil(swa.size * share)
+        least = shape.least_window_slots(options.limits.decode_quantum)
+        swa_size = _up(max(swa_size, least), page)
+        swa = replace(swa, size=swa_size, holds_bytes=options.holds_bytes)
+    if mamba is not None:
+        endless = options.capacity_blocks == 0
+        states = _endless_states(options, shape, summary) if endless else mamba.size * share
+        states = max(math.ceil(states), shape.least_states())
+        mamba = replace(mamba, size=states, holds_bytes=options.holds_bytes)
+    full = replace(pools.full, size=size, holds_bytes=options.holds_bytes)
+    pools = replace(pools, full=full, swa=swa, mamba=mamba)
+    if options.holds_bytes:
+        _check_memory(pools)
+    return replace(config, pools=pools)
+
+
+def _up(tokens: int, page: int) -> int:
+    """Return `tokens` rounded up to whole pages."""
+    return -(-tokens // page) * page
+
+
+def _endless(options: ReplayOptions, page: int, block: int, summary: Summary) -> int:
+    """Return a size at which nothing of the trace is ever evicted."""
+    size = summary.distinct_tokens + summary.longest + block
+    if not options.sequential:
+        # What is generated stays too, every request may leave a page half used, and prompts that
+        # run side by side are computed twice before the tree has them.
+        size += summary.output_tokens + summary.requests * (page + block)
+        size += options.limits.max_running * summary.longest
+    return _up(size, page)
+
+
+def _endless_states(options: ReplayOptions, shape: Shape, summary: Summary) -> int:
+    """Return how many states are enough that none is ever evicted."""
+    # A request keeps one at its end, one where it branches off, and one at the end of each chunk.
+    kept = 2 * summary.requests
+    if not options.sequential:
+        kept += summary.input_tokens // options.limits.chunk + summary.requests
+        kept += options.limits.max_running * shape.states
+    return kept
+
+
+def _check_memory(pools: PoolsConfig) -> None:
+    """Raise :class:`ConfigError` if the pools on the CPU are larger than this machine's memory.
+
+    Asking for it all the same would end in the system killing the process, without a message.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    sizes = {
+        name: (pool.size, _bytes_each(pool))
+        for name, pool in (("full", pools.full), ("swa", pools.swa), ("mamba", pools.mamba))
+        if pool is not None and pool.device == "cpu"
+    }
+    wanted = sum(size * each for size, each in sizes.values())
+    if wanted > memory * 0.8:
+        told = ", ".join(
+            f"pools.{name} {size:,} of {each:,} bytes" for name, (size, each) in sizes.items()
+        )
+        raise ConfigError(
+            f"--bytes gives all slots and states their memory ({told}), "
+            f"{wanted / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f} GiB; set "
+            "smaller pools with --scale, --capacity-blocks or --config, or leave out --bytes"
+        )
+
+
+def _bytes_each(pool: KvGeometry | MambaPoolConfig) -> int:
+    """Return the bytes of one slot or state."""
+    from radixtide.tiers.kv_pool import TokenToKVPool
+    from radixtide.tiers.state_pool import StatePool
+
+    if isinstance(pool, MambaPoolConfig):
+        return StatePool(pool, 1).bytes_per_state
+    return TokenToKVPool(pool, 1).bytes_per_slot
+
+
+__all__ = ("Shape", "fit_config")
