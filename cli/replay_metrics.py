@@ -94,9 +94,6 @@ class CallTimes:
 CUT_BY: Final = {"window_gap": "swa", "no_state": "mamba", "no_slot": "mamba"}
 """Which component shortened a match that names one of these reasons."""
 
-BEHIND_CUT: Final = "behind_cut"
-"""Tokens that Full had not either, of a match that another component cut even shorter."""
-
 
 class Tally(msgspec.Struct):
     """What became of the requests. Blocks and tokens are those of prompts.
@@ -161,7 +158,8 @@ class Tally(msgspec.Struct):
         if tail:
             lost["unaligned_tail"] += tail
         if of - full > tail:
-            lost[BEHIND_CUT if reason in CUT_BY else reason] += of - full - tail
+            # Behind what Full had, it is Full's reason that counts, whoever else cut the match.
+            lost[(match.full_miss_reason or match.miss_reason).value] += of - full - tail
 
     def count_unaligned(self, tokens: int) -> None:
         """Count a prompt that is too short to be cached at all."""

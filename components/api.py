@@ -115,7 +115,8 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
     ``full_kv_hit_length``: length of the Full match on any tier, whatever other components say.
     ``full_miss_reason``: where another component cut the match: why that one was not longer.
     ``swa_branching_seqlen``, ``mamba_branching_seqlen``: where the match was cut, the length up to
-    which state of these would be worth computing again. ``miss_length``: units of the key (whole pages and tail) that the device match does not cover.
+    which state of these would be worth computing again.
+    ``miss_length``: units of the key (whole pages and tail) that the device match does not cover.
     ``receipt``: the lock, when one was asked for.
     """
 

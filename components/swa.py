@@ -21,12 +21,13 @@ from radixtide.components.api import ComponentType, MissReason, Slots, StoredSlo
 from radixtide.components.auxiliary import AuxiliaryComponent
 from radixtide.components.base import Census, Reserved, Shortage, Validator
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
+from radixtide.components.swa_audit import audit_pairs, audit_pairs_against
 from radixtide.configs.errors import SlotError
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.holdings import Holding
 from radixtide.tiers.kv_pool import TokenToKVPool
 from radixtide.tiers.pairing import NONE, Pairing
-from radixtide.tiers.slots import ANONYMOUS, FREE, TREE, Pages, SlotAllocator
+from radixtide.tiers.slots import ANONYMOUS, TREE, Pages, SlotAllocator
 from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import RadixTree
 
@@ -418,52 +419,11 @@ class SwaComponent(AuxiliaryComponent):
 
     def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
         """As in the base; and the pairs are mutual, and only of pages that are owned."""
-        found = super().audit(locked, ledger)
-        to_pair, to_carrier = self.pairing.to_pair, self.pairing.to_carrier
-        pairs = np.flatnonzero(to_carrier != NONE)
-        if not np.array_equal(to_pair[to_carrier[pairs]], pairs):
-            found.append(Violation("pairs", f"pool {self.name}: a pair is not mutual"))
-        if int(np.count_nonzero(to_pair != NONE)) != len(pairs):
-            found.append(Violation("pairs", f"pool {self.name}: a Full page names a pair in vain"))
-        owned = np.flatnonzero(self.allocator.owners() != FREE)
-        if not np.array_equal(owned, pairs):
-            found.append(
-                Violation(
-                    "pairs", f"pool {self.name}: pages owned and pages paired are not the same"
-                )
-            )
-        return found
+        return [*super().audit(locked, ledger), *audit_pairs(self)]
 
     def audit_against(self, carrier: Census) -> list[Violation]:
         """Compare the pairs with the Full slots of nodes and holders."""
-        found: list[Violation] = []
-        page = self.page_size
-        for node in self.tree:
-            data = node.component_data[self.index]
-            theirs = carrier.nodes.get(node.id)
-            if theirs is None:
-                continue
-            if data.value is not None and not self.fits(node, data.value, carrier):
-                found.append(
-                    Violation(
-                        "pairs", f"{node}: its {self.name} slots are not its Full slots' pair"
-                    )
-                )
-            if data.value is None:
-                heads = theirs[::page] // page
-                if (self.pairing.to_pair[heads] != NONE).any():
-                    found.append(Violation("pairs", f"{node} is a tombstone, but a page is paired"))
-                kept = data.metadata["carriers"] if data.metadata is not None else heads[:0]
-                if not np.array_equal(kept, heads):
-                    found.append(Violation("pairs", f"{node} keeps other Full pages than it has"))
-        owners = carrier.owners[self.pairing.to_carrier]
-        mine = self.allocator.owners()
-        paired = self.pairing.to_carrier != NONE
-        if not np.array_equal(owners[paired], mine[paired]):
-            found.append(
-                Violation("pairs", f"pool {self.name}: a pair's pages have different owners")
-            )
-        return found
+        return audit_pairs_against(self, carrier)
 
     def fits(self, node: Node, value: StoredSlots, carrier: Census) -> bool:
         """Return whether `value` is as long as `node` and paired with its Full slots."""

@@ -192,6 +192,9 @@ EVERY_CALL: dict[str, Call] = {
     "evict": lambda c: c.evict(EvictParams(num_tokens=4)),
     "inc_lock_ref": lambda c: c.inc_lock_ref(NodeHandle(1, 0, 0)),
     "dec_lock_ref": lambda c: c.dec_lock_ref(ANY_RECEIPT),
+    "dec_swa_lock_only": lambda c: c.dec_swa_lock_only(ANY_RECEIPT),
+    "release_window": lambda c: c.release_window(_request(), 8),
+    "component_slots": lambda c: c.component_slots("full", as_int64(0)),
     "device_indices": lambda c: c.device_indices(NodeHandle(1, 0, 0)),
     "hold": lambda c: c.hold(ANY_MATCH).__aenter__(),
     "cache_unfinished_req": lambda c: c.cache_unfinished_req(_request()),
@@ -209,7 +212,7 @@ EVERY_CALL: dict[str, Call] = {
 def test_every_public_coroutine_is_in_the_table() -> None:
     public = {
         name
-        for name in vars(UnifiedRadixCache)
+        for name in dir(UnifiedRadixCache)
         if not name.startswith("_") and callable(getattr(UnifiedRadixCache, name))
     }
     own = {"close", "from_toml", "add_interceptor", "remove_interceptor", "post_release"}

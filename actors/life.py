@@ -1,0 +1,161 @@
+"""The life of a cache, and how a call of its face becomes a message."""
+
+from __future__ import annotations
+
+import asyncio
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from radixtide.actors import calls
+from radixtide.actors.cell import Cell
+from radixtide.actors.component_actor import ComponentActor
+from radixtide.actors.coordinator import Coordinator
+from radixtide.actors.envelope import QUEUE, Interceptor, Sentinel
+from radixtide.actors.state import State
+from radixtide.actors.system import ActorSystem
+from radixtide.components.base import TreeComponent
+from radixtide.components.checks import as_seconds
+from radixtide.components.policies import plugin_policies
+from radixtide.components.registry import make_components, plugin_components
+from radixtide.configs.errors import CacheClosed
+from radixtide.configs.loader import load_config, validate
+from radixtide.configs.schema import CacheConfig
+from radixtide.tiers.kv_pool import TokenToKVPool
+from radixtide.tiers.request_pool import ReqToTokenPool
+from radixtide.tree.radix_tree import RadixTree
+
+
+class CacheLife:
+    """Makes, starts and closes a cache's actors, and brings calls to the coordinator."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = validate(config, policies=plugin_policies(), components=plugin_components())
+        self.page_size = config.page_size
+        requests = config.pools.requests
+        self.req_to_token_pool = ReqToTokenPool(requests.max_requests, requests.max_context)
+        self._components: list[TreeComponent] = []
+        self._system: ActorSystem | None = None
+        self._coordinator: Cell | None = None
+        self._state: State
+        self._tree: RadixTree
+        self._timeout = config.limits.call_timeout_s
+        self._turns = config.limits.immediate_calls
+        self._turn_limit = config.limits.immediate_calls
+        self._resetting = False
+        self._given: anyio.Event | None = None
+        self.kv_pool: TokenToKVPool | None = None
+        self.memory: dict[str, Any] = {}
+        self._build()
+
+    @classmethod
+    def from_toml(cls, path: str | PathLike[str]) -> Self:
+        """Return a cache configured by a TOML file. Raises ConfigError."""
+        return cls(
+            load_config(Path(path), policies=plugin_policies(), components=plugin_components())
+        )
+
+    def _build(self) -> None:
+        config = self.config
+        components, self._tree = make_components(config)
+        self._components = components
+        self.memory = {one.name: one.make_memory() for one in components}
+        self.kv_pool = self.memory[components[0].name]
+
+    # -- life ---------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Start the actors: components first, then the coordinator."""
+        if self._system is not None:
+            raise CacheClosed("the cache was entered before; make a new one")
+        loop = asyncio.get_running_loop()
+        system = ActorSystem(loop, self.config.limits, self.config.delivery == "direct")
+        self._state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
+        cells = [system.spawn(ComponentActor(component)) for component in self._components]
+        self._state.attach(cells, [one.traits() for one in self._components])
+        self._coordinator = system.spawn(Coordinator(self._state))
+        system.on_restarted = self._on_restarted
+        self._system = system
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the cache; see :meth:`close`."""
+        await self.close()
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """Carry out what was given, then stop the actors. Idempotent.
+
+        Waits at most `timeout` seconds for queued calls; then they are answered with CacheClosed.
+        """
+        system = self._system
+        if system is None or self._coordinator is None or not self._coordinator.open:
+            return
+        deadline = system.loop.time() + timeout
+        # Each turn of the loop drains a batch; there is no other event to wait for.
+        while not system.quiet and system.loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        system.stop()
+
+    def _on_restarted(self, cell: Cell) -> None:
+        # One repair that waits is enough, however many crashes there are.
+        if self._coordinator is None or not self._coordinator.open or self._state.repair_waits:
+            return
+        self._state.repair_waits = True
+        cell.system.notify(self._coordinator, calls.Repair(cell.name))
+
+    # -- how a call runs ------------------------------------------------------------
+
+    async def _take(self, message: Any, timeout: float | None) -> Any:
+        """Run a call that takes: the turn is given up before, when nothing can be lost."""
+        seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
+        self._turns -= 1
+        if self._turns <= 0:
+            self._turns = self._turn_limit
+            await asyncio.sleep(0)
+        cell = self._coordinator or self._closed()
+        reply = cell.handle_now(message) if cell.idle else QUEUE
+        if reply.__class__ is Sentinel:
+            reply = await cell.system.pending(cell, message, reply, seconds, False).wait()
+        return reply
+
+    async def _give(self, message: Any, timeout: float | None) -> Any:
+        """Run a call that gives: the turn is given up after, when it is carried out."""
+        seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
+        cell = self._coordinator or self._closed()
+        reply = cell.handle_now(message) if cell.idle else QUEUE
+        if reply.__class__ is Sentinel:
+            reply = await cell.system.pending(cell, message, reply, seconds, True).wait()
+        if self._given is not None:
+            self._given.set()
+        self._turns -= 1
+        if self._turns <= 0:
+            self._turns = self._turn_limit
+            await asyncio.sleep(0)
+        return reply
+
+    def _closed(self) -> Cell:
+        raise CacheClosed("the cache is not open; use `async with UnifiedRadixCache(...)`")
+
+    def _open_system(self) -> ActorSystem:
+        cell = self._coordinator or self._closed()
+        if not cell.open:
+            raise cell.refusal()
+        return cell.system
+
+    # -- the seam -------------------------------------------------------------------
+
+    def add_interceptor(self, interceptor: Interceptor) -> None:
+        """Let `interceptor` see every message; delivery is queued while one is installed."""
+        self._open_system().add_interceptor(interceptor)
+
+    def remove_interceptor(self, interceptor: Interceptor) -> None:
+        """Take an interceptor out again."""
+        self._open_system().remove_interceptor(interceptor)

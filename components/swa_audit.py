@@ -1,0 +1,62 @@
+"""The audit of pairs: between the pages of the window's pool and those of the carrier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from radixtide.components.api import Violation
+from radixtide.components.base import Census
+from radixtide.tiers.pairing import NONE
+from radixtide.tiers.slots import FREE
+
+if TYPE_CHECKING:
+    from radixtide.components.swa import SwaComponent
+
+
+def audit_pairs(swa: SwaComponent) -> list[Violation]:
+    """Return what is wrong with the pairs among themselves, and with the pool's books. O(pools)."""
+    found: list[Violation] = []
+
+    def report(message: str) -> None:
+        found.append(Violation("pairs", f"pool {swa.name}: {message}"))
+
+    to_pair, to_carrier = swa.pairing.to_pair, swa.pairing.to_carrier
+    pairs = np.flatnonzero(to_carrier != NONE)
+    if not np.array_equal(to_pair[to_carrier[pairs]], pairs):
+        report("a pair is not mutual")
+    if int(np.count_nonzero(to_pair != NONE)) != len(pairs):
+        report("a Full page names a pair in vain")
+    if not np.array_equal(np.flatnonzero(swa.allocator.owners() != FREE), pairs):
+        report("pages that are owned and pages that are paired are not the same")
+    return found
+
+
+def audit_pairs_against(swa: SwaComponent, carrier: Census) -> list[Violation]:
+    """Compare the pairs with the Full slots of nodes, and with whose these are. O(N + pools)."""
+    found: list[Violation] = []
+    page = swa.page_size
+    to_pair, to_carrier = swa.pairing.to_pair, swa.pairing.to_carrier
+    for node in swa.tree:
+        theirs = carrier.nodes.get(node.id)
+        if theirs is None:
+            continue
+        data = node.component_data[swa.index]
+        if data.value is not None:
+            if not swa.fits(node, data.value, carrier):
+                message = f"{node}: its {swa.name} slots are not the pairs of its Full slots"
+                found.append(Violation("pairs", message))
+            continue
+        heads = theirs[::page] // page
+        if (to_pair[heads] != NONE).any():
+            found.append(Violation("pairs", f"{node} is a tombstone, but a page of it is paired"))
+        kept = data.metadata["carriers"] if data.metadata is not None else heads[:0]
+        if not np.array_equal(kept, heads):
+            found.append(Violation("pairs", f"{node} keeps other Full pages than it has"))
+    paired = to_carrier != NONE
+    owners = carrier.owners[to_carrier[paired]]
+    if not np.array_equal(owners, swa.allocator.owners()[paired]):
+        message = f"pool {swa.name}: the pages of a pair have different owners"
+        found.append(Violation("pairs", message))
+    return found
