@@ -89,14 +89,20 @@ class UnifiedRadixCache(CacheLife):
         return self._take(params, timeout)
 
     def device_indices(
-        self, node: NodeHandle, *, timeout: float | None = None
+        self,
+        node: NodeHandle,
+        component: str = ComponentType.FULL,
+        *,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, torch.Tensor]:
         """Return the device slots from the root to the end of `node`, a fresh int64 tensor.
 
-        Cost O(depth). Raises StaleNode or UnknownNode.
+        Those that `component` has there; tombstones have none. Cost O(depth). Raises StaleNode,
+        UnknownNode, or InvalidRequest when the cache has no such component.
         """
         check_handle(node)
-        return self._take(calls.DeviceIndices(node), timeout)
+        expect(component, str, "component")
+        return self._take(calls.DeviceIndices(node, component), timeout)
 
     # -- insert ---------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ class UndoMatch(Call, frozen=True, tag=True, gc=False):
 
     receipt: LockReceipt | None
     req: Request | None
+    copied: bool = False
 
 
 class UndoAllocate(Call, frozen=True, tag=True, gc=False):
@@ -89,9 +90,10 @@ class ComponentSlots(Call, frozen=True, tag=True, gc=False):
 
 
 class DeviceIndices(Call, frozen=True, tag=True, gc=False):
-    """The slots from the root to a node. Reply: array."""
+    """The slots of a component from the root to a node. Reply: tensor."""
 
     node: NodeHandle
+    component: str
 
 
 class PinKey(Call, frozen=True, tag=True, gc=False):

@@ -2,6 +2,7 @@
 
 A component proposes victims among its nodes. A victim that is an evictable leaf of the carrier is
 deleted whole; any other becomes a tombstone of the component, and of those that rank no higher.
+What an independent component evicts takes nothing along.
 """
 
 from __future__ import annotations
@@ -36,15 +37,22 @@ def cascade(state: State, cell: Cell, victims: list[Node]) -> Generator[Any, Any
     """
     leaves = victims
     calls: list[tuple[Cell, EvictNodes]]
+    trait = state.traits[state.cells.index(cell)]
     if cell is state.carrier:
         calls = state.all(EvictNodes(victims))
+    elif trait.independent:
+        leaves = []
+        calls = [(cell, EvictNodes(victims))]
     else:
         flags = yield state.carrier, Judge(victims)
         leaves = [node for node, leaf in zip(victims, flags, strict=True) if leaf]
-        rank = state.traits[state.cells.index(cell)].priority
         calls = []
-        for other, trait in zip(state.cells, state.traits, strict=True):
-            goes_along = other is cell or (other is not state.carrier and trait.priority <= rank)
+        for other, theirs in zip(state.cells, state.traits, strict=True):
+            goes_along = other is cell or (
+                other is not state.carrier
+                and not theirs.independent
+                and theirs.priority <= trait.priority
+            )
             nodes = victims if goes_along else leaves
             if nodes:
                 calls.append((other, EvictNodes(nodes)))

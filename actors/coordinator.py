@@ -73,7 +73,7 @@ class Coordinator(Actor):
         """Return the call that undoes an answer nobody took, or None where it owns nothing."""
         if isinstance(message, MatchPrefixParams):
             if reply.receipt is not None or message.cow_mamba:
-                return calls.UndoMatch(reply.receipt, message.req)
+                return calls.UndoMatch(reply.receipt, message.req, message.cow_mamba)
         elif isinstance(message, AllocateParams):
             return calls.UndoAllocate(
                 reply.indices.numpy(), message.req, message.num_tokens, reply.granted()

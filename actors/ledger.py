@@ -19,24 +19,25 @@ class Entry:
     ``holder``: its number in the books of the slot allocators.
     ``receipt``: id of its lock, or None. ``node``: the locked node, or None.
     ``protected``: leading units whose slots are the tree's.
-    ``allocated``: slots asked for past them. ``granted``: it has slots of a pool of states that it
-    allocated; ``private``: one that a match gave it. ``rid``, ``namespace``: the request's, as they
-    were when it was entered; a request must not change them while it holds something.
+    ``allocated``: slots asked for past them. ``states``: slots it has of pools of states;
+    ``fresh``: those of them, by component, that its last match took for a copy. ``rid``,
+    ``namespace``: the request's, as they were when it was entered; a request must not change them
+    while it holds something.
     """
 
     __slots__ = (
         "_buffer",
         "allocated",
-        "granted",
+        "fresh",
         "holder",
         "namespace",
         "node",
-        "private",
         "protected",
         "receipt",
         "req",
         "rid",
         "row_index",
+        "states",
     )
 
     def __init__(self, req: Request, holder: int) -> None:
@@ -49,8 +50,8 @@ class Entry:
         self.node: Node | None = None
         self.protected = 0
         self.allocated = 0
-        self.granted = False
-        self.private = False
+        self.states = 0
+        self.fresh: dict[str, Slots] = {}
         # Indices of a request without a row; grown by doubling.
         self._buffer: Slots | None = None
 

@@ -71,7 +71,7 @@ def allocate(state: State, p: AllocateParams) -> Conversation:
             entry.allocated = reserved.position + p.num_tokens
         for cell in state.private:
             if cell.name in granted:
-                entry.granted = True
+                entry.states += len(granted[cell.name])
                 req.take_states(granted[cell.name].tolist())
     evicted = EvictResult.of(freed) if freed else NO_EVICTION
     indices = torch.from_numpy(slots)
@@ -172,7 +172,7 @@ def undo_allocate(state: State, p: UndoAllocate) -> Conversation:
         entry.allocated = position
         for cell in state.private:
             if cell.name in p.own:
-                entry.granted = False
+                entry.states -= len(p.own[cell.name])
                 entry.req.lose_states(p.own[cell.name].tolist())
         close_if_empty(state, entry)
 

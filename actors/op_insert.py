@@ -123,14 +123,14 @@ def _with_grants(state: State, of: tuple[Insertion, Then]) -> Conversation:
     """Get components the slots they need for the insert; it goes on without, if there are none."""
     job = of[0]
     walk = job.walk
-    spare = (walk.last,) if walk.inside is None else (walk.last, walk.inside)
+    spare = tuple(walk.path) if walk.inside is None else (*walk.path, walk.inside)
     granted: list[Slots | None] = []
     for cell, check in zip(state.cells, job.checked, strict=True):
         slots: Slots | None = None
         if check.needs:
             wanted = {cell.name: check.needs}
             short = yield cell, Quote(wanted, job.holder)
-            if short is not None:
+            if short is not None and short.sizes.free + short.sizes.evictable >= short.wanted:
                 yield from evict_one(state, cell, short.wanted - short.sizes.free, spare)
                 short = yield cell, Quote(wanted, job.holder)
             if short is None:
@@ -164,10 +164,11 @@ def _edit(state: State, of: tuple[Insertion, Then]) -> Round:
     cuts: list[int] = []
     if state.others:
         cuts = _cuts(state, job)
-        more = [state.cut(node, depth) for depth in reversed(cuts) if depth < job.matched]
-        borders = tuple(split for split in more if split is not None)
-        put_on_path(walk, borders)
-        splits += borders
+        if cuts and cuts[0] < job.matched:
+            more = [state.cut(node, depth) for depth in reversed(cuts) if depth < job.matched]
+            borders = tuple(split for split in more if split is not None)
+            put_on_path(walk, borders)
+            splits += borders
     if job.matched < end:
         ends = [*(depth for depth in cuts if job.matched < depth < end), end]
         leaves = []
@@ -189,7 +190,10 @@ def _edit(state: State, of: tuple[Insertion, Then]) -> Round:
 
 def _cuts(state: State, job: Insertion) -> list[int]:
     """Return the depths that must become borders, ascending."""
-    cuts = {depth for check in job.checked for depth in check.cuts}
+    cuts: set[int] = set()
+    for check in job.checked:
+        if check.cuts:
+            cuts.update(check.cuts)
     if job.running:
         # The request's lock moves to the insert's end.
         cuts.update(job.end - reach for reach in state.reaches if reach < job.end)

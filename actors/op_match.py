@@ -14,7 +14,6 @@ from radixtide.actors.cascade import evict_one
 from radixtide.actors.cell import Cell
 from radixtide.actors.messages import (
     CommitMatch,
-    LetGo,
     PairedSlots,
     PathSlots,
     ReservePrivate,
@@ -158,7 +157,8 @@ def _with_copy(state: State, job: Matching) -> Conversation:
             ]
         close_if_empty(state, entry)
         return _found(state, job, [(EMPTY.copy(), None)])
-    entry.private = True
+    entry.fresh = {cell.name: one.slots for cell, one in got if len(one.slots)}
+    entry.states += sum(len(slots) for slots in entry.fresh.values())
     job.holder = entry.holder
     return (yield from conversation(_commit(state, job)))
 
@@ -338,24 +338,27 @@ def undo_match(state: State, p: UndoMatch) -> Conversation:
         entry.receipt = None
         entry.node = None
         entry.protected = 0
-    if entry is None or entry.receipt is not None or entry.allocated:
+    if entry is None:
         return
-    if entry.private and not entry.granted:
-        yield [(cell, LetGo(None, None, None, entry.holder)) for cell in state.others]
-        entry.private = False
-    if entry.granted:
-        return
-    state.ledger.close(entry)
-    entry.req.forget()
+    if p.copied and entry.fresh:
+        fresh, entry.fresh = entry.fresh, {}
+        yield [(cell, Ungrant(entry.holder, None, 0, fresh)) for cell in state.others]
+        for slots in fresh.values():
+            entry.states -= len(slots)
+            entry.req.lose_states(slots.tolist())
+    if entry.receipt is None:
+        entry.req.forget_match()
+        close_if_empty(state, entry)
 
 
 def device_indices(state: State, p: DeviceIndices) -> Conversation:
-    """Return the slots from the root down to a node, as a tensor."""
+    """Return a component's slots from the root down to a node, as a tensor."""
+    cell = state.cell(p.component)
     node = state.resolve(p.node)
     path = state.path_to(node)
     if not path:
         return torch.from_numpy(EMPTY.copy())
-    slots = yield state.carrier, PathSlots(path)
+    slots = yield cell, PathSlots(path)
     return torch.from_numpy(slots)
 
 

@@ -131,20 +131,21 @@ class State:
         self.others = cells[1:]
         self.names = tuple(cell.name for cell in cells)
         self.traits = traits
-        self.voters = [
-            cell for cell, trait in zip(cells, traits, strict=True) if not trait.on_every_node
-        ]
+        self.voters = [cell for cell, trait in zip(cells, traits, strict=True) if trait.votes]
         self.no_votes = not self.voters
         # Ascending, so that of one node the deepest border is made first (see Splits).
         self.reaches = tuple(sorted({one.reach for one in traits if one.reach is not None}))
         self.windowed = [
             cell for cell, trait in zip(cells, traits, strict=True) if trait.reach is not None
         ]
+        # What decoding can do without: the windows, and what ranks no higher; without a window,
+        # everything but the carrier.
         windows = [trait.priority for trait in traits if trait.reach is not None]
+        ranks = max(windows, default=max(trait.priority for trait in traits))
         self.early = [
             index
             for index, trait in enumerate(traits)
-            if windows and trait.priority <= max(windows)
+            if index and trait.priority <= ranks and not trait.independent
         ]
         self.preparers = [cell for cell, trait in zip(cells, traits, strict=True) if trait.prepares]
         self.private = [cell for cell, trait in zip(cells, traits, strict=True) if trait.private]
@@ -360,5 +361,5 @@ def put_on_path(walk: Walk, splits: Splits) -> None:
 
 def close_if_empty(state: State, entry: Entry) -> None:
     """Forget a request's entry unless it holds something."""
-    if entry.receipt is None and not (entry.allocated or entry.granted or entry.private):
+    if entry.receipt is None and not entry.allocated and not entry.states:
         state.ledger.close(entry)

@@ -37,6 +37,8 @@ def audit_protection(tree: RadixTree, traits: list[Traits]) -> Iterator[Violatio
             if traits[index].reach is not None or data.value is None:
                 continue
             for other, trait in enumerate(traits[1:], 1):
+                if trait.independent or traits[index].independent:
+                    continue
                 if trait.priority > traits[index].priority and (
                     records[other].value is not None and not records[other].lock_ref
                 ):

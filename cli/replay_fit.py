@@ -51,12 +51,20 @@ class Shape(msgspec.Struct, frozen=True):
         """Return below which position no window of `length` tokens or more needs any slot."""
         return max(length - self.window, 0) // self.page * self.page
 
+    @property
+    def window_slack(self) -> int:
+        """Slots of the window's pool that a request may hold beyond its windows.
+
+        Two pages half used, and what lies behind the newest state, as far as it can be cached.
+        """
+        return 2 * self.page + (self.grid if self.tracks else 0)
+
     def least_window_slots(self, step: int) -> int:
         """Return the slots with which one request that gains `step` tokens at a time gets on.
 
-        The window under its lock, its own, the tokens of a step, and two pages half used.
+        The window under its lock, its own, the tokens of a step, and the slack.
         """
-        return 2 * self.window + _up(step, self.page) + 2 * self.page if self.window else 0
+        return 2 * self.window + _up(step, self.page) + self.window_slack if self.window else 0
 
     def least_states(self) -> int:
         """Return the states with which one request gets on.

@@ -90,8 +90,8 @@ class Scheduler:
         shape = self._engine.shape
         self._chunk = limits.chunk
         if shape.window and pools.swa is not None:
-            # The window under the lock stays, and two pages may be half used.
-            room = pools.swa.size - shape.window - 2 * self._page
+            # The window under the lock stays.
+            room = pools.swa.size - shape.window - shape.window_slack
             self._chunk = max(min(limits.chunk, room), 1)
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}

@@ -40,6 +40,10 @@ class ComponentType:
     MAMBA: Final = "mamba"
 
 
+BUILT_IN: Final = (ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA)
+"""Components with fields of their own in parameters and results."""
+
+
 class EvictLayer(enum.Enum):
     """Which copies of a node's data an eviction takes."""
 
@@ -53,7 +57,8 @@ class MissReason(enum.StrEnum):
 
     ``COMPLETE``: nothing is missing. ``UNALIGNED_TAIL``: all whole pages matched; the rest is
     shorter than a page. ``NEVER_STORED``: the next page was not seen, or its eviction is forgotten.
-    ``EVICTED``: the next page was cached and evicted. The others belong to components and tiers.
+    ``EVICTED``: the next page was cached and evicted. The others belong to components
+    and tiers; ``COMPONENT``: one of a plug-in that has no reason of its own cut the match.
     """
 
     # By value and in C: a reason is counted at every match.
@@ -66,6 +71,7 @@ class MissReason(enum.StrEnum):
     WINDOW_GAP = "window_gap"
     NO_STATE = "no_state"
     NO_SLOT = "no_slot"
+    COMPONENT = "component"
     ON_HOST = "on_host"
     IN_STORAGE = "in_storage"
 
@@ -185,27 +191,36 @@ class InsertResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class EvictParams(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Free at least this much, where that much is evictable."""
+    """Free at least this much, where that much is evictable.
+
+    ``others``: slots by the name of a component that is not built in.
+    """
 
     num_tokens: int = 0
     swa_num_tokens: int = 0
     mamba_num: int = 0
+    others: dict[str, int] = {}
 
     def targets(self) -> dict[str, int]:
         """Return the slots to free, by component."""
-        return {
+        targets = {
             ComponentType.FULL: self.num_tokens,
             ComponentType.SWA: self.swa_num_tokens,
             ComponentType.MAMBA: self.mamba_num,
         }
+        return {**targets, **self.others} if self.others else targets
 
 
 class EvictResult(msgspec.Struct, frozen=True, gc=False):
-    """What was freed on the device, per component."""
+    """What was freed on the device, per component.
+
+    ``others``: slots by the name of a component that is not built in, where it is more than 0.
+    """
 
     num_tokens_evicted: int = 0
     swa_num_tokens_evicted: int = 0
     mamba_num_evicted: int = 0
+    others: dict[str, int] = {}
 
     @classmethod
     def of(cls, freed: dict[str, int]) -> EvictResult:
@@ -214,6 +229,7 @@ class EvictResult(msgspec.Struct, frozen=True, gc=False):
             freed.get(ComponentType.FULL, 0),
             freed.get(ComponentType.SWA, 0),
             freed.get(ComponentType.MAMBA, 0),
+            {name: slots for name, slots in freed.items() if slots and name not in BUILT_IN},
         )
 
 

@@ -168,9 +168,14 @@ class AuxiliaryComponent(TreeComponent):
         """Recount everything from scratch. O(N + pool)."""
         return audit_auxiliary(self, locked, ledger)
 
+    def expected_size(self, node: Node) -> int | None:
+        """Return how many slots a value of `node` has; None: any number. For audits."""
+        return None
+
     def fits(self, node: Node, value: StoredSlots, carrier: Census) -> bool:
         """Return whether `value` can be `node`'s, for repairs."""
-        return True
+        size = self.expected_size(node)
+        return size is None or len(value) == size
 
     def rebuild(
         self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
@@ -189,6 +194,10 @@ class AuxiliaryComponent(TreeComponent):
             data.lock_ref = 0
             value = data.value
             if value is None:
+                continue
+            inside = (value >= 0) & (value < self.allocator.size)
+            if not inside.all():
+                data.value = None
                 continue
             pages = self.allocator.pages_of(value.astype(np.int64))
             if not self.fits(node, value, carrier) or seen[pages].any():

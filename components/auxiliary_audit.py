@@ -47,6 +47,9 @@ def _audit_locks(
     for node in nodes:
         data = node.component_data[index]
         size = 0 if data.value is None else len(data.value)
+        wanted = part.expected_size(node)
+        if data.value is not None and wanted is not None and size != wanted:
+            found.append(Violation("slots", f"{part.name}: {node} has {size} slots, not {wanted}"))
         if expected[node]:
             protected += size
         else:

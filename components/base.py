@@ -74,7 +74,8 @@ class Traits(msgspec.Struct, frozen=True):
     """
 
     name: str
-    on_every_node: bool
+    votes: bool
+    independent: bool
     reach: int | None
     miss_reason: MissReason
     prepares: bool
@@ -98,13 +99,16 @@ class TreeComponent(ABC):
     """
 
     name: str
-    on_every_node = False
-    """Whether each node has this component's data on the device, always: it then never shortens a
-    match that may use the device, and need not be asked."""
+    votes = True
+    """Whether this component can shorten a match that may use the device. One that has data on each
+    node there, always, or that can do without, need not be asked."""
+    independent = False
+    """Whether its data comes and goes by itself, as that of an optional copy does: evicting it
+    takes nothing along, not even a leaf, and it goes along only when its node goes."""
     reach: int | None = None
     """Units, in whole pages, that a lock protects upward from its node's end; the node in which
     they begin is split for it. None: the lock needs no such border."""
-    miss_reason = MissReason.NO_STATE
+    miss_reason = MissReason.COMPONENT
     """What a match says that this component cut."""
     prepares = False
     """Whether :meth:`prepare_for_caching_req` has a say."""
@@ -130,7 +134,8 @@ class TreeComponent(ABC):
         """Return the component's fixed properties."""
         return Traits(
             self.name,
-            self.on_every_node,
+            self.votes,
+            self.independent,
             self.reach,
             self.miss_reason,
             self.prepares,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from radixtide.components.api import (
+    BUILT_IN,
     AllocateParams,
     EvictParams,
     InsertParams,
@@ -128,9 +129,23 @@ def check_evict(params: EvictParams) -> EvictParams:
     tokens = as_count(params.num_tokens, "num_tokens")
     as_count(params.swa_num_tokens, "swa_num_tokens")
     as_count(params.mamba_num, "mamba_num")
-    if tokens is params.num_tokens:
+    others = params.others
+    if others or others.__class__ is not dict:
+        others = _check_others(others)
+    elif tokens is params.num_tokens:
         return params
-    return msgspec.structs.replace(params, num_tokens=tokens)
+    return msgspec.structs.replace(params, num_tokens=tokens, others=others)
+
+
+def _check_others(others: dict[str, int]) -> dict[str, int]:
+    expect(others, dict, "others")
+    checked = {}
+    for name, slots in others.items():
+        expect(name, str, "a name in others")
+        if name in BUILT_IN:
+            raise InvalidInput(f"others[{name!r}]: {name} has a field of its own; use that")
+        checked[name] = as_count(slots, f"others[{name!r}]")
+    return checked
 
 
 def check_handle(node: NodeHandle) -> None:

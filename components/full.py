@@ -33,7 +33,7 @@ class FullComponent(TreeComponent):
     """Full attention state: slots of ``pools.full``."""
 
     name = ComponentType.FULL
-    on_every_node = True
+    votes = False
 
     def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
         self.policy = make_policy(config.eviction)

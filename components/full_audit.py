@@ -28,7 +28,12 @@ def hollow_nodes(full: FullComponent) -> list[Node]:
     bad: set[Node] = set()
     for node in full.tree:
         value = node.component_data[full.index].value
-        if node.parent in bad or value is None or len(value) != node.length:
+        if (
+            node.parent in bad
+            or value is None
+            or len(value) != node.length
+            or not ((value >= 0) & (value < full.allocator.size)).all()
+        ):
             bad.add(node)
             hollow.append(node)
     hollow.reverse()

@@ -150,7 +150,7 @@ class MambaComponent(AuxiliaryComponent):
         """Find the state that comes with the insert; a running request needs a slot for it."""
         given = job.given.get(self.name) if job.given is not None else None
         if given is not None:
-            self.allocator.check(given, ANONYMOUS)
+            self.allocator.check_one(given.item(0), ANONYMOUS)
             return InsertCheck(given)
         source = self._source(job)
         if source is None:
@@ -214,9 +214,10 @@ class MambaComponent(AuxiliaryComponent):
     def _adopt(
         self, job: Insertion, slot: Slots, swapped: tuple[int, int | None] | None = None
     ) -> InsertPart:
-        self.allocator.adopt(slot)
+        own = slot.item(0)
+        self.allocator.adopt(slice(own, own + 1))
         self.attach(job.node, slot.astype(np.int32))
-        freed = self._cap(job.node)
+        freed = self._cap(job.node) if self.pool.max_states_per_path else 0
         return InsertPart(((job.end - 1, job.end),), freed=freed, swapped=swapped)
 
     def _cap(self, node: Node) -> int:
@@ -225,8 +226,6 @@ class MambaComponent(AuxiliaryComponent):
         Kept are the tail, forks, what is locked, and what is on a leaf.
         """
         cap = self.pool.max_states_per_path
-        if not cap:
-            return 0
         index = self.index
         kept = 0
         droppable: list[Node] = []
@@ -248,6 +247,10 @@ class MambaComponent(AuxiliaryComponent):
     def counters(self) -> dict[str, int]:
         """Return how many states were dropped above the cap."""
         return {"states_capped": self.capped}
+
+    def expected_size(self, node: Node) -> int:
+        """Return 1: a node has one state, at its end."""
+        return 1
 
     # -- split ----------------------------------------------------------------------
 

@@ -55,13 +55,17 @@ class Request(msgspec.Struct, kw_only=False, dict=False):
     swa_evicted_seqlen: int = 0
     counted_len: int = 0
 
-    def forget(self) -> None:
-        """Clear what the cache wrote: the request holds nothing any more."""
+    def forget_match(self) -> None:
+        """Clear what a match with a lock wrote."""
         self.prefix_indices = None
         self.last_node = None
         self.cache_protected_len = 0
         self.lock = None
         self.counted_len = 0
+
+    def forget(self) -> None:
+        """Clear what the cache wrote: the request holds nothing any more."""
+        self.forget_match()
         self.mamba_pool_idx = None
         self.mamba_ping_pong = None
         self.mamba_next_track = 0

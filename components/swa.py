@@ -17,7 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from radixtide.components.api import ComponentType, MissReason, Slots, StoredSlots, Violation
+from radixtide.components.api import (
+    ComponentType,
+    MissReason,
+    Ranges,
+    Slots,
+    StoredSlots,
+    Violation,
+)
 from radixtide.components.auxiliary import AuxiliaryComponent
 from radixtide.components.base import Census, Reserved, Shortage, Validator
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
@@ -32,6 +39,17 @@ from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import RadixTree
 
 CARRIER = ComponentType.FULL
+
+
+def merged(ranges: list[tuple[int, int]]) -> Ranges:
+    """Return ascending `ranges` with those that touch made one."""
+    whole: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if whole and whole[-1][1] == start:
+            whole[-1] = (whole[-1][0], end)
+        else:
+            whole.append((start, end))
+    return tuple(whole)
 
 
 class SwaComponent(AuxiliaryComponent):
@@ -52,6 +70,7 @@ class SwaComponent(AuxiliaryComponent):
         self.reach = -(-config.window // page) * page
         super().__init__(config, tree, index)
         self.pairing = self._make_pairing()
+        self._offsets = np.arange(page, dtype=np.int32)
 
     def make_memory(self) -> TokenToKVPool | None:
         """Return K and V, or the latents, of every slot."""
@@ -173,7 +192,7 @@ class SwaComponent(AuxiliaryComponent):
         pairs = self.pairing.to_pair.take(carriers, mode="clip")
         live = first
         if len(pairs):
-            missing = np.flatnonzero(pairs == NONE)
+            missing = np.flatnonzero(pairs < 0)
             if len(missing):
                 live = first + (int(missing[-1]) + 1) * page
         frontier = job.evicted.get(self.name, 0) if job.evicted is not None else 0
@@ -208,54 +227,68 @@ class SwaComponent(AuxiliaryComponent):
         index = self.index
         page = self.page_size
         first, live, carriers, pairs = job.checked[index].found
+        stored = self._stored(pairs)
         adopted: list[tuple[int, int]] = []
-        used = np.zeros(len(pairs), dtype=bool)
-
-        def take(node: Node, start: int, end: int) -> None:
-            begin, stop = (start - first) // page, (end - first) // page
-            pages = pairs[begin:stop]
-            used[begin:stop] = True
-            self.allocator.adopt(pages)
-            self.attach(node, self._stored(pages))
-            if adopted and adopted[-1][1] == start:
-                adopted[-1] = (adopted[-1][0], end)
-            else:
-                adopted.append((start, end))
-
+        taken = 0
         for node in walk.path:
             data = node.component_data[index]
-            if data.value is None and node.end > live:
-                start = node.start
-                if start >= live:
-                    begin, stop = (start - first) // page, (node.end - first) // page
-                    self.pairing.move(carriers[begin:stop], data.metadata["carriers"])  # type: ignore[index]  # a tombstone has them
-                    take(node, start, node.end)
-        for leaf in job.leaves:
-            start = leaf.start
+            if data.value is not None or node.end <= live:
+                continue
+            start = node.start
             if start >= live:
-                take(leaf, start, leaf.end)
-            else:
-                begin, stop = (start - first) // page, (leaf.end - first) // page
-                leaf.component_data[index].metadata = {
-                    "carriers": carriers[begin:stop].astype(np.int32)
-                }
-        # What is the caller's no longer, and was of no use: pairs of new tombstones, and those of
-        # duplicates, unless the caller goes on with these until its row is rewritten.
-        kept = (job.matched - first) // page if job.running and first < job.matched else 0
-        rest = pairs[kept:][~used[kept:]]
-        freed = self._free_pairs(rest[rest != NONE])
+                span = slice((start - first) // page, (node.end - first) // page)
+                assert data.metadata is not None
+                self.pairing.move(carriers[span], data.metadata["carriers"])
+                self.allocator.adopt(pairs[span])
+                self.attach(node, stored[start - first : node.end - first].copy())
+                adopted.append((start, node.end))
+                taken += span.stop - span.start
+        if job.leaves:
+            start = job.matched
+            for leaf in job.leaves:
+                end = leaf.end
+                if start >= live:
+                    self.attach(leaf, stored[start - first : end - first].copy())
+                else:
+                    gone = carriers[(start - first) // page : (end - first) // page]
+                    leaf.component_data[index].metadata = {"carriers": gone.astype(np.int32)}
+                start = end
+            # The leaves' part of what is live is one run of pages at the end.
+            begin = max(job.matched, live)
+            if begin < start:
+                pages = pairs[(begin - first) // page :]
+                self.allocator.adopt(pages)
+                adopted.append((begin, start))
+                taken += len(pages)
+        freed = 0
+        if taken < len(pairs):
+            freed = self._free_rest(job, first, pairs, adopted)
         if job.value is None:
             self.holdings[job.holder].drop_front(walk.limit)
         self._promote_window(job.node)
-        return InsertPart(tuple(adopted), freed=freed)
+        return InsertPart(merged(adopted), freed=freed)
+
+    def _free_rest(
+        self, job: Insertion, first: int, pairs: Any, adopted: list[tuple[int, int]]
+    ) -> int:
+        """Free what is the caller's no longer and was of no use; return how many slots.
+
+        Pairs of new tombstones, and those of duplicates, unless the caller goes on with these until
+        its row is rewritten.
+        """
+        page = self.page_size
+        useless = pairs != NONE
+        for start, end in adopted:
+            useless[(start - first) // page : (end - first) // page] = False
+        if job.running and first < job.matched:
+            useless[: (job.matched - first) // page] = False
+        return self._free_pairs(pairs[useless])
 
     def _stored(self, pages: Any) -> StoredSlots:
         """Return the slots of `pages` as a node keeps them."""
-        page = self.page_size
-        if page == 1:
-            return pages.astype(np.int32)  # type: ignore[no-any-return]  # an array
-        offsets = np.arange(page, dtype=np.int32)
-        stored: StoredSlots = (pages[:, None] * page + offsets).astype(np.int32).ravel()
+        if self.page_size == 1:
+            return pages  # type: ignore[no-any-return]  # an array
+        stored: StoredSlots = (pages[:, None] * self.page_size + self._offsets).ravel()
         return stored
 
     def _free_pairs(self, pages: Any) -> int:
@@ -286,6 +319,10 @@ class SwaComponent(AuxiliaryComponent):
             below.metadata = {"carriers": carriers[cut:].copy()}
 
     # -- evict ------------------------------------------------------------------------
+
+    def eviction_priority(self, is_leaf: bool) -> int:
+        """Return 0 for a leaf, 1 inside: what lives by the window goes with it, not the reverse."""
+        return 0 if is_leaf else 1
 
     def evict_nodes(self, nodes: Sequence[Node]) -> int:
         """Make `nodes` tombstones; return how many slots that freed."""
@@ -424,6 +461,10 @@ class SwaComponent(AuxiliaryComponent):
     def audit_against(self, carrier: Census) -> list[Violation]:
         """Compare the pairs with the Full slots of nodes and holders."""
         return audit_pairs_against(self, carrier)
+
+    def expected_size(self, node: Node) -> int:
+        """Return a slot for each unit."""
+        return node.length
 
     def fits(self, node: Node, value: StoredSlots, carrier: Census) -> bool:
         """Return whether `value` is as long as `node` and paired with its Full slots."""

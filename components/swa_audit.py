@@ -54,6 +54,16 @@ def audit_pairs_against(swa: SwaComponent, carrier: Census) -> list[Violation]:
         kept = data.metadata["carriers"] if data.metadata is not None else heads[:0]
         if not np.array_equal(kept, heads):
             found.append(Violation("pairs", f"{node} keeps other Full pages than it has"))
+    for holder in sorted({*carrier.holders, *swa.holdings}):
+        theirs_held, mine = carrier.holders.get(holder), swa.holdings.get(holder)
+        if (
+            theirs_held is None
+            or mine is None
+            or theirs_held.used != mine.used
+            or not np.array_equal(theirs_held.slots(), mine.slots())
+        ):
+            message = f"pool {swa.name}: holder {holder} holds other Full slots than it knows of"
+            found.append(Violation("pairs", message))
     paired = to_carrier != NONE
     owners = carrier.owners[to_carrier[paired]]
     if not np.array_equal(owners, swa.allocator.owners()[paired]):

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
         PoolStats,
         Violation,
     )
+    from radixtide.components.auxiliary import AuxiliaryComponent
+    from radixtide.components.base import TreeComponent
+    from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
+    from radixtide.components.registry import register_component
     from radixtide.components.request import Request
     from radixtide.configs.errors import (
         ActorError,
@@ -64,7 +68,11 @@ if TYPE_CHECKING:
     )
     from radixtide.configs.loader import load_config
     from radixtide.configs.schema import CacheConfig
+    from radixtide.configs.sections import plugin_section
+    from radixtide.tiers.slots import SlotAllocator
     from radixtide.tree.key import RadixKey
+    from radixtide.tree.node import Node
+    from radixtide.tree.radix_tree import RadixTree
 
     __version__: str
 
@@ -76,6 +84,7 @@ __all__ = (
     "AllocateParams",
     "AllocateResult",
     "AuditReport",
+    "AuxiliaryComponent",
     "Busy",
     "CacheClosed",
     "CacheConfig",
@@ -90,8 +99,11 @@ __all__ = (
     "EvictParams",
     "EvictResult",
     "ForeignReceipt",
+    "InsertCheck",
     "InsertParams",
+    "InsertPart",
     "InsertResult",
+    "Insertion",
     "InvalidInput",
     "InvalidKey",
     "InvalidRequest",
@@ -101,6 +113,7 @@ __all__ = (
     "MatchPrefixParams",
     "MatchResult",
     "MissReason",
+    "Node",
     "NodeError",
     "NodeHandle",
     "OutOfSlots",
@@ -108,18 +121,23 @@ __all__ = (
     "PinResult",
     "PoolStats",
     "RadixKey",
+    "RadixTree",
     "RadixtideError",
     "ReceiptError",
     "ReceiptReleased",
     "Request",
+    "SlotAllocator",
     "SlotError",
     "StaleNode",
     "TraceError",
+    "TreeComponent",
     "UnifiedRadixCache",
     "UnknownNode",
     "Violation",
     "__version__",
     "load_config",
+    "plugin_section",
+    "register_component",
 )
 
 _ROOMS: Final = {
@@ -128,6 +146,17 @@ _ROOMS: Final = {
     "Request": "radixtide.components.request",
     "CacheConfig": "radixtide.configs.schema",
     "load_config": "radixtide.configs.loader",
+    # For authors of components.
+    "AuxiliaryComponent": "radixtide.components.auxiliary",
+    "InsertCheck": "radixtide.components.insertion",
+    "InsertPart": "radixtide.components.insertion",
+    "Insertion": "radixtide.components.insertion",
+    "Node": "radixtide.tree.node",
+    "RadixTree": "radixtide.tree.radix_tree",
+    "SlotAllocator": "radixtide.tiers.slots",
+    "TreeComponent": "radixtide.components.base",
+    "plugin_section": "radixtide.configs.sections",
+    "register_component": "radixtide.components.registry",
 }
 """Where a name is defined, for those outside the two rooms below."""
 

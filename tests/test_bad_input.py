@@ -361,13 +361,21 @@ async def test_what_belongs_to_other_components_is_refused(
         await cache.insert(
             InsertParams(key=wanted, value=mine, component_evicted_seqlens={"swa": 4})
         )
-    async with refused_and_unchanged(cache, InvalidInput, "this cache has no (swa|mamba) component"):
+    async with refused_and_unchanged(
+        cache, InvalidInput, "this cache has no (swa|mamba) component"
+    ):
         await cache.allocate(AllocateParams(num_tokens=4, swa_num_tokens=4))
-    async with refused_and_unchanged(cache, InvalidInput, "this cache has no (swa|mamba) component"):
+    async with refused_and_unchanged(
+        cache, InvalidInput, "this cache has no (swa|mamba) component"
+    ):
         await cache.allocate(AllocateParams(mamba_num=1))
-    async with refused_and_unchanged(cache, InvalidInput, "this cache has no (swa|mamba) component"):
+    async with refused_and_unchanged(
+        cache, InvalidInput, "this cache has no (swa|mamba) component"
+    ):
         await cache.evict(EvictParams(swa_num_tokens=4))
-    async with refused_and_unchanged(cache, InvalidInput, "this cache has no (swa|mamba) component"):
+    async with refused_and_unchanged(
+        cache, InvalidInput, "this cache has no (swa|mamba) component"
+    ):
         await cache.evict(EvictParams(mamba_num=1))
     await cache.free(mine)
 

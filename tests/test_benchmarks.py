@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 import rich.console
+import torch
 import typer
 from typer.testing import CliRunner, Result
+
+from radixtide import UnifiedRadixCache
 
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
@@ -125,6 +128,86 @@ def test_from_the_root_of_a_checkout_the_command_prints_a_table() -> None:
     assert "insert[finish]" in done.stdout
 
 
+# -- windows and states ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[1, 16])
+def hybrids(request: pytest.FixtureRequest) -> dict[str, dict[str, list[Row]]]:
+    """Summaries by set of components and workload, each verified in both ways of delivery."""
+    page = ("--page", str(request.param))
+    found: dict[str, dict[str, list[Row]]] = {}
+    for components in ("full", "full_swa", "full_mamba", "full_swa_mamba"):
+        rows = rows_of(
+            run(
+                *("calls", "--small", "--workload", "multi_turn,fan_out,evict_pressure_n40", *page),
+                *("--components", components, "--verify", "--json"),
+            )
+        )
+        assert {row["components"] for row in rows} == {components}
+        found[components] = {}
+        for row in rows:
+            if row["op"] == "_summary":
+                found[components].setdefault(row["workload"], []).append(row)
+    return found
+
+
+def test_each_set_of_components_does_the_same_in_both_ways_of_delivery(
+    hybrids: dict[str, dict[str, list[Row]]],
+) -> None:
+    for components, workloads in hybrids.items():
+        for name, (direct, queued) in workloads.items():
+            assert (direct["impl"], queued["impl"]) == ("radixtide", "radixtide-queued")
+            for figure in ("digest", "matches", "matched_tokens", "evicted", "checked"):
+                assert direct[figure] == queued[figure], (components, name)
+            assert direct["checked"] > 0
+
+
+def test_windows_and_states_shorten_matches_and_together_most(
+    hybrids: dict[str, dict[str, list[Row]]],
+) -> None:
+    matched = {
+        components: workloads["fan_out"][0]["matched_tokens"]
+        for components, workloads in hybrids.items()
+    }
+    assert 0 < matched["full_mamba"] < matched["full"]
+    assert 0 < matched["full_swa"] < matched["full"]
+    assert matched["full_swa_mamba"] <= min(matched["full_swa"], matched["full_mamba"])
+
+
+@pytest.mark.parametrize("planted", ["a hole", "another token"])
+def test_verifying_sees_a_wrong_slot_of_a_window(
+    planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = UnifiedRadixCache.component_slots
+
+    async def answer(self: UnifiedRadixCache, name: str, indices: torch.Tensor) -> torch.Tensor:
+        slots = (await ask(self, name, indices)).clone()
+        if len(slots):
+            slots[-1] = -1 if planted == "a hole" else slots[0]
+        return slots
+
+    monkeypatch.setattr(UnifiedRadixCache, "component_slots", answer)
+    done = run("calls", "--small", "--components", "full_swa", "--verify", "--impls", "direct")
+    assert done.exit_code == 1
+    wrong = "all of their last window" if planted == "a hole" else "are not those tokens'"
+    assert wrong in str(done.exception)
+
+
+@pytest.mark.parametrize("components", ["full_swa", "full_mamba", "full_swa_mamba"])
+def test_memory_is_measured_with_windows_and_states(components: str) -> None:
+    (row,) = rows_of(
+        run("memory", "--nodes", "1000", "--page", "16", "--components", components, "--json")
+    )
+    assert row["components"] == components
+    assert row["bytes_per_node"] > 512
+
+
+def test_memory_with_states_wants_nodes_that_can_have_one() -> None:
+    done = run("memory", "--nodes", "10", "--tokens", "80", "--components", "full_mamba")
+    assert done.exit_code == 2
+    assert "no multiple of 64" in done.stderr
+
+
 def test_an_unknown_name_is_refused_with_the_choices() -> None:
     for arguments, choice in (
         (("--workload", "nosuch"), "fan_out"),
@@ -157,7 +240,8 @@ PEER = """
 import json, sys
 
 argument = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-common = {"impl": "sglang-rust", "page": int(argument["--page"]), "components": "full"}
+common = {"impl": "sglang-rust", "page": int(argument["--page"])}
+common["components"] = argument["--components"]
 if "--mem" in argument:
     print(json.dumps({**common, "op": "bytes_per_node", "rss_per_node": 2000}))
     raise SystemExit
@@ -209,6 +293,34 @@ def test_the_comparison_holds_ratios_to_the_bars(folder: Path) -> None:
     )
     for cell in ("insert[finish]", "goal (≤ 0.5)", "FAIL (> 0.9)", "digests differ"):
         assert cell in shown.getvalue()
+
+
+def test_each_set_of_components_is_compared_and_has_its_bars(folder: Path) -> None:
+    done = run(
+        *("compare", "--workloads-dir", str(folder), "--peer-python", sys.executable),
+        *("--workloads", "multi_turn", "--pages", "16", "--rounds", "1", "--memory-nodes", "200"),
+        *("--components", "full_swa,full_mamba", "--json"),
+    )
+    rows = rows_of(done)
+    ops = ["insert[finish]", "lock", "_digest", "bytes_per_node"]
+    assert [(row["components"], row["op"]) for row in rows] == [
+        *(("full_swa", op) for op in ops),
+        *(("full_mamba", op) for op in ops),
+    ]
+    for row in rows:
+        if row["op"] in ("insert[finish]", "lock"):
+            assert (row["foundation"], row["goal"]) == (0.8, 0.4)
+        else:
+            assert "goal" not in row
+
+
+def test_a_set_of_components_that_the_peer_has_not_is_refused(folder: Path) -> None:
+    done = run(
+        *("compare", "--workloads-dir", str(folder), "--peer-python", sys.executable),
+        *("--components", "full,full_swa_mamba"),
+    )
+    assert done.exit_code == 2
+    assert "full_swa_mamba" in done.stderr
 
 
 def test_calls_with_a_peer_is_the_same_comparison(folder: Path) -> None:

@@ -203,8 +203,11 @@ async def test_k3_3_tombstones_anywhere_are_repaired_and_nothing_else_is_taken(
         for at, was, now in zip(range(end), before.tolist(), after.tolist(), strict=True):
             given = int(second.swa[at])
             assert now == (given if was < 0 else was), at
-        taken = {at for begin, stop in second.result.component_adopted["swa"]
-                 for at in range(begin, stop)}
+        taken = {
+            at
+            for begin, stop in second.result.component_adopted["swa"]
+            for at in range(begin, stop)
+        }
         assert taken == {at for at in range(end) if pattern[at // page_size] == "."}
         found = await match(cache, key(end))
         assert found.device_indices.tolist() == full.tolist()
@@ -256,9 +259,7 @@ async def test_k3_5_the_frontier_stays_a_window_and_a_page_behind_at_every_step(
 ) -> None:
     """Decoding token by token, with a release at each and a stash at some: a match is never lost."""
     start, end = 3 * page_size, 3 * page_size + 40
-    async with audited(
-        delivery, components, page_size=page_size, window=window, size=128
-    ) as cache:
+    async with audited(delivery, components, page_size=page_size, window=window, size=128) as cache:
         req = await admit(cache, "r", tokens(start))
         reach = max(window, page_size)
         for length in range(start, end):

@@ -20,6 +20,7 @@ from radixtide.configs.errors import (
     StaleNode,
 )
 from support.broken import DAMAGES, PIN_BUDGET, populate
+from support.broken_hybrid import HYBRID_DAMAGES
 from support.caches import (
     MakeCache,
     assert_nothing_held,
@@ -31,6 +32,7 @@ from support.caches import (
     tokens,
 )
 from support.rooms import ROOT
+from support.world_hybrid import HYBRID_WORLD, populate_hybrid
 
 
 async def test_g32_slots_belong_to_one_holder_until_they_are_given_back(
@@ -221,6 +223,9 @@ CLAUSES: Final = {
     "G60": "lost",
     "G61": "sizes",
     "G62": "pins",
+    "G63": "pairs",
+    "G64": "protection",
+    "G65": "windows",
 }
 
 
@@ -230,12 +235,19 @@ async def test_the_audit_names_the_clause_that_does_not_hold(
 ) -> None:
     clause = CLAUSES[number]
     damages = [damage for damage in DAMAGES if damage.clause == clause]
-    assert damages
+    hybrid_damages = [damage for damage in HYBRID_DAMAGES if damage.clause == clause]
+    assert [*damages, *hybrid_damages]
     for damage in damages:
         async with make_cache(pin_budget=PIN_BUDGET, audit=False) as cache:
             world = await populate(cache)
             assert (await cache.audit()).ok
             damage.do(world)
+            assert clause in {one.clause for one in (await cache.audit()).violations}
+    for hybrid_damage in hybrid_damages:
+        async with make_cache(audit=False, **HYBRID_WORLD) as cache:
+            hybrid_world = await populate_hybrid(cache)
+            assert (await cache.audit()).ok
+            hybrid_damage.do(hybrid_world)
             assert clause in {one.clause for one in (await cache.audit()).violations}
 
 
@@ -243,4 +255,4 @@ def test_the_document_lists_every_clause_that_can_be_broken() -> None:
     text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| \[(G\d+)\] \| `(\w+)` \|", text, flags=re.MULTILINE))
     assert listed == CLAUSES
-    assert set(listed.values()) == {damage.clause for damage in DAMAGES}
+    assert set(listed.values()) == {damage.clause for damage in (*DAMAGES, *HYBRID_DAMAGES)}

@@ -161,6 +161,11 @@ class SlotAllocator:
             )
         return pages
 
+    def check_one(self, slot: int, holder: int) -> None:
+        """As :meth:`check`, of one slot that is a page."""
+        if not 0 <= slot < self.pages or self._owner.item(slot) != holder:
+            self.check(np.array([slot], dtype=np.int64), holder)
+
     def _ascends(self, slots: Slots) -> bool:
         """Return whether each slot is one more than the one before.
 

@@ -15,7 +15,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from radixtide import AllocateParams, EvictParams, InsertParams, Request, UnifiedRadixCache
+from radixtide import (
+    AllocateParams,
+    EvictParams,
+    InsertParams,
+    OutOfSlots,
+    Request,
+    UnifiedRadixCache,
+)
 from radixtide.actors.calls import AuditAll
 from radixtide.components.api import InsertResult, MatchResult, NodeHandle, PoolStats
 from radixtide.configs.schema import (
@@ -65,9 +72,7 @@ def hybrid(
     """
     pools: dict[str, Any] = {}
     if "swa" in components:
-        pools["swa"] = SwaPoolConfig(
-            size=size if swa_size is None else swa_size, holds_bytes=False
-        )
+        pools["swa"] = SwaPoolConfig(size=size if swa_size is None else swa_size, holds_bytes=False)
         overrides["window"] = window
     if "mamba" in components:
         pools["mamba"] = MambaPoolConfig(
@@ -200,7 +205,7 @@ async def admit(
     """Admit a request: a match with lock and copy-on-write, then slots for the rest.
 
     `live`: the last so many tokens get SWA slots (None: all). It gets what it lacks of its working
-    state and of the two of the extra buffer.
+    state and of the two of the extra buffer. Raises OutOfSlots; it holds nothing then.
     """
     req = Request(rid, list(prompt))
     if row:
@@ -213,14 +218,17 @@ async def admit(
     states = 0
     if pool is not None:
         states = (req.mamba_pool_idx is None) + (2 if pool.extra_buffer else 0)
-    await cache.allocate(
-        AllocateParams(
-            num_tokens=len(prompt) - len(found.device_indices),
-            swa_num_tokens=live,
-            mamba_num=states,
-            req=req,
-        )
+    wanted = AllocateParams(
+        num_tokens=len(prompt) - len(found.device_indices),
+        swa_num_tokens=live,
+        mamba_num=states,
+        req=req,
     )
+    try:
+        await cache.allocate(wanted)
+    except OutOfSlots:
+        await cache.abort_req(req)
+        raise
     return req
 
 
@@ -251,6 +259,14 @@ async def windows(cache: UnifiedRadixCache, node: NodeHandle) -> str:
     paired = (await cache.component_slots("swa", slots)).numpy().reshape(-1, cache.page_size)
     assert ((paired >= 0).all(axis=1) | (paired < 0).all(axis=1)).all(), "a page is cut in two"
     return "".join("#" if page[0] >= 0 else "." for page in paired)
+
+
+async def squeeze(cache: UnifiedRadixCache) -> None:
+    """Evict all that can be evicted, for one component after the other, the first one last."""
+    for name in reversed(cache.config.components):
+        slots = (await pool(cache, name)).size
+        field = {"full": "num_tokens", "swa": "swa_num_tokens", "mamba": "mamba_num"}[name]
+        await cache.evict(EvictParams(**{field: slots}))
 
 
 async def pool(cache: UnifiedRadixCache, component: str) -> PoolStats:

@@ -7,6 +7,7 @@ by itself, from the calls and their results, and after each step the whole cache
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +83,10 @@ class Held:
 
 
 class OracleDriver:
-    """A cache and its oracle; close it when done. ``transcript``: one line an answer."""
+    """A cache and its oracle; close it when done. ``transcript``: one line an answer.
+
+    ``met``: how often each outcome came up that is not to be missed.
+    """
 
     def __init__(self, setup: HybridSetup) -> None:
         self.setup = setup
@@ -101,6 +105,7 @@ class OracleDriver:
         self.generation = 0
         self.started = 0
         self.transcript: list[str] = []
+        self.met: Counter[str] = Counter()
         self.seen: list[Seen] = []
         self.contents = Contents(self.cache)
         self._namespaces = {RadixKey([1], *names).namespace: names for names in NAMESPACES}
@@ -216,6 +221,9 @@ class OracleDriver:
         losses = find_losses(oracle, nodes, self.seen)
         faults = losses.faults(oracle, set(wanted))
         assert not faults, "\n".join(faults)
+        self.met["inner node lost its window"] += len(losses.tombstones)
+        self.met["inner node lost its state"] += len(losses.states)
+        self.met["leaf went whole"] += len(losses.nodes)
         for page in losses.gone:
             del oracle.pages[page.name]
             self.give_back([page.full], [] if page.swa is None else [page.swa])

@@ -52,6 +52,7 @@ class OracleRequests(OracleSteps):
         evicts = private and live.working is None and not self.free_pages[MAMBA]
         if evicts and not self._state_to_evict(path[expected // self.setup.page - 1]):
             expected, private, evicts, reasons = 0, False, False, {"no_slot"}
+            self.met["no slot for a copy"] += 1
         params = MatchPrefixParams(key=key, req=live.req, lock=lock, cow_mamba=cow)
         result = self.call(f"start {live.req.rid}", self.cache.match_prefix(params))
         # Whatever is evicted for the copy, it is not what matched.
@@ -59,6 +60,7 @@ class OracleRequests(OracleSteps):
         if evicts:
             losses = self.take_losses(MAMBA)
             assert losses.freed[MAMBA] == 1, f"evicted {losses.freed} for one state"
+            self.met["evicted for a copy"] += 1
         self.check_match(result, live.namespace, live.tokens, path, expected, reasons)
         if private:
             slot = live.req.mamba_pool_idx
@@ -67,6 +69,7 @@ class OracleRequests(OracleSteps):
                 self.take(MAMBA, [slot])
                 live.working = slot
             self.contents.verify(slot, self.oracle.name(live.namespace, live.tokens, expected))
+            self.met["copy"] += 1
         if lock:
             live.lock, live.protected = covered, expected
         else:
@@ -136,6 +139,7 @@ class OracleRequests(OracleSteps):
                 gone.append(pair.swa)
                 pair.swa = None
         assert freed == len(gone) * page
+        self.met["window released"] += bool(gone)
         self.give_back([], gone)
         live.swa_evicted = frontier
         self.settle()
@@ -199,6 +203,10 @@ class OracleRequests(OracleSteps):
         path = self.oracle.path(live.namespace, self.prefix(live, end))
         existed = bool(path) and path[-1].depth == end and path[-1].state is not None
         done = self.insert_own(live, end)
+        self.met["chunk repaired a window"] += any(
+            one[0] < done.matched for one in done.swa_adopted
+        )
+        self.met["chunk was there in part"] += 0 < done.matched - base < end - base
         path = self.oracle.path(live.namespace, self.prefix(live, end))
         lock = self.oracle.lock(path, end)
         if slot is not None and not existed:
@@ -221,8 +229,10 @@ class OracleRequests(OracleSteps):
         """Attach a running request's state, for which it gets a fresh slot; or there is none."""
         if not self.free_pages[MAMBA]:
             if not self._state_to_evict(page):
+                self.met["donation skipped"] += 1
                 return False
             losses = self.take_losses(MAMBA)
+            self.met["evicted for a donation"] += 1
             # The cap on states a path may have taken more.
             assert losses.freed[MAMBA] == 1 or self.setup.cap, f"evicted {losses.freed} for one"
         real = next(node for node in self.look() if node.name == page.name)
@@ -239,6 +249,7 @@ class OracleRequests(OracleSteps):
             page.state, live.working = real.state, live.req.mamba_pool_idx
             assert {page.state, live.working} == {slot, fresh}
         self.take(MAMBA, [fresh])
+        self.met["state of a running request"] += 1
         return True
 
     def finish(self, live: Live, committed: int, is_insert: bool = True) -> None:
@@ -256,6 +267,7 @@ class OracleRequests(OracleSteps):
             matched, freed = done.matched, len(done.freed_full) * self.setup.page
             last = self.oracle.path(live.namespace, self.prefix(live, end))[-1]
             if slot is not None and last.state is None:
+                self.met["state of a finished request"] += 1
                 last.state = slot
                 live.tracked = [one for one in live.tracked if one != slot]
                 live.working = None if live.working == slot else live.working

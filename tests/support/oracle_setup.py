@@ -29,9 +29,9 @@ class HybridSetup:
     components: tuple[str, ...] = (FULL,)
     page: int = 4
     window: int = 4
-    pages: int = 20
-    swa_pages: int = 12
-    states: int = 6
+    pages: int = 36
+    swa_pages: int = 18
+    states: int = 9
     extra_buffer: bool = False
     chunk: int = 0
     cap: int = 0

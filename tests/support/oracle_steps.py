@@ -78,6 +78,7 @@ class OracleSteps(OracleDriver):
         oracle, page = self.oracle, self.setup.page
         whole, units = len(path) * page, oracle.units(tokens)
         matched = len(result.device_indices)
+        self.note_match(path, matched)
         assert matched == expected, f"matched {matched} of {tokens}, expected {expected}"
         covered = [one for one in path if one.depth <= matched]
         assert result.device_indices.tolist() == slots_of((one.full for one in covered), page)
@@ -97,6 +98,16 @@ class OracleSteps(OracleDriver):
         assert node.end == matched
         assert result.best_match_node == result.last_device_node
         self.handles.append((result.last_device_node, last, self.generation))
+
+    def note_match(self, path: list[Page], matched: int) -> None:
+        """Note what came up in a match."""
+        covered = path[: matched // self.setup.page]
+        bare = any(page.swa is None for page in covered)
+        self.met["match beyond a gap"] += self.has(SWA) and bare
+        self.met["match cut by a window"] += not matched and self.has(SWA) and bool(path)
+        self.met["match cut to a state"] += (
+            self.has(MAMBA) and 0 < matched < len(path) * self.setup.page
+        )
 
     def _reasons(self, path: list[Page], matched: int, units: int) -> set[str]:
         whole = len(path) * self.setup.page
@@ -145,6 +156,13 @@ class OracleSteps(OracleDriver):
             assert (result.adopted, result.duplicate) == (done.adopted, done.duplicate)
             others = dict(result.component_adopted)
             assert others.pop(SWA, ()) == done.swa_adopted
+            repaired = [part for part in done.swa_adopted if part[0] < done.matched]
+            self.met["window repaired"] += len(repaired)
+            self.met["window repaired under a lock"] += any(
+                page.locks[SWA] and page.swa is not None and start < page.depth <= done.matched
+                for start, _ in repaired
+                for page in oracle.path(namespace, tokens)
+            )
             last = oracle.pages.get(oracle.name(namespace, tokens, end))
             existed = last is not None and last.state is not None
             if state is not None:
@@ -153,6 +171,7 @@ class OracleSteps(OracleDriver):
                 assert others.pop(MAMBA, ()) == (() if existed else ((end - 1, end),))
                 assert result.mamba_exist is existed
                 if existed:
+                    self.met["state was there"] += 1
                     self.free_pages[MAMBA].add(state)
                 else:
                     last.state = state
@@ -175,6 +194,7 @@ class OracleSteps(OracleDriver):
             children = [one for one in oracle.below(page) if one.depth == page.depth + oracle.page]
             assert len(children) == 1, f"dropped at a fork or at an end: {page.name}"
         if losses.states:
+            self.met["states capped"] += 1
             left = sum(page.state is not None for page in path)
             assert left >= self.setup.cap, "more states were dropped than the cap asks for"
 
@@ -354,6 +374,7 @@ class OracleSteps(OracleDriver):
         if self.has(SWA):
             # What ranks below a window goes with it; without one there is nothing to give up.
             moved = self.oracle.release(lock, SWA, MAMBA)
+            self.met["window given up"] += 1
         assert result.unprotected == moved
         self.settle()
 

@@ -9,26 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from support.driver import NAMESPACES
-from support.oracle import FULL, MAMBA, SWA, Namespace, Pair, Tokens
+from support.oracle import FULL, MAMBA, SWA, Namespace, Tokens
 from support.oracle_driver import Held, Live
-from support.oracle_requests import OracleRequests
+from support.oracle_serving import Serving
 from support.oracle_setup import HybridSetup
-from support.walk import LETTERS, spell
-
-STATES_OF_A_RING = 2
 
 
-class OracleWalk:
-    """One cache on a random walk. The choices depend on the seed and on what the oracle has."""
+class OracleWalk(Serving):
+    """One cache on a random walk."""
 
     def __init__(self, setup: HybridSetup, seed: int, longest: int = 6) -> None:
-        self.setup = setup
-        self.seed = seed
-        self.longest = longest
-        self.rng = random.Random(seed)
-        self.steps = OracleRequests(setup)
-        self.recent: list[tuple[Namespace, Tokens]] = []
+        super().__init__(setup, seed, longest)
         # Weights as counts: matching, inserting and requests dominate.
         weighted = [
             (10, self.match),
@@ -45,17 +36,18 @@ class OracleWalk:
             (1, self.unlock_again),
             (1, self.pin),
             (1, self.unpin),
-            (6, self.start),
-            (16, self.serve),
-            (7, self.cache_chunk),
-            (5, self.finish),
-            (2, self.abort),
+            (8, self.start),
+            (12, self.compute),
+            (6, self.decode),
+            (10, self.cache_chunk),
+            (8, self.finish),
+            (1, self.abort),
             (1, self.clean_up),
         ]
         if self.has(SWA) or self.has(MAMBA):
             weighted += [(4, self.give_up_window)]
         if self.has(SWA):
-            weighted += [(4, self.release_window), (2, self.free_swa)]
+            weighted += [(7, self.release_window), (2, self.free_swa)]
         self.moves = [move for weight, move in weighted for _ in range(weight)]
 
     def run(self, numbers: Iterable[int]) -> None:
@@ -94,52 +86,6 @@ class OracleWalk:
             sizes = steps.sizes(name)
             assert sizes["free"] == sizes["size"], f"{name}: {sizes}"
 
-    # -- choices ---------------------------------------------------------------------
-
-    def below(self, bound: int) -> int:
-        """Return a number in [0, bound)."""
-        return self.rng.randrange(bound)
-
-    def has(self, component: str) -> bool:
-        """Return whether the cache has a component."""
-        return component in self.setup.components
-
-    def new_key(self, tail: bool = True) -> tuple[Namespace, Tokens]:
-        """Return a key: fresh, or an old one shortened, extended or moved to another namespace."""
-        page = self.setup.page
-        namespace = NAMESPACES[max(self.below(len(NAMESPACES) + 6) - 6, 0)]
-        letters = [self.below(LETTERS) for _ in range(1 + self.below(self.longest))]
-        rest = [1 + self.below(2) for _ in range(self.below(page))]
-        tokens = spell(letters, rest if self.below(2) else [], page)
-        if self.recent and self.below(4):
-            old_namespace, old = self.recent[self.below(len(self.recent))]
-            kept = self.below(len(old)) + 1
-            namespace = old_namespace if self.below(8) else namespace
-            way = self.below(5)
-            if way <= 1:
-                tokens = old
-            elif way == 2:
-                tokens = old[: max(kept - kept % page, 1)]
-            elif way == 3:
-                tokens = (*old[: kept - kept % page], *tokens)
-            else:
-                tokens = (*old[: len(old) - len(old) % page], *tokens)
-            tokens = tokens[: page * (self.longest + 2)]
-        if not tail:
-            # One token more than whole pages where keys are pairs.
-            extra = int(self.setup.bigram)
-            tokens = tokens[: max(len(tokens) - extra, page) // page * page]
-            tokens = (*tokens, *(1 for _ in range(extra)))
-        if self.setup.bigram and len(tokens) < 2:
-            tokens = (*tokens, 1, 1)
-        self.recent = [*self.recent[-9:], (namespace, tokens)]
-        return namespace, tokens
-
-    def request(self) -> Live | None:
-        """Return a running request, or None."""
-        live = self.steps.live
-        return live[self.below(len(live))] if live else None
-
     # -- moves -----------------------------------------------------------------------
 
     def match(self) -> None:
@@ -151,33 +97,6 @@ class OracleWalk:
         if len(self.steps.receipts) < 5:
             self.steps.match(*self.new_key(), lock=True)
 
-    def _loose(self, count: int, without: int = 0) -> list[Pair] | None:
-        """Return `count` loose pages, the first `without` preferably without SWA, or None."""
-        steps, page = self.steps, self.setup.page
-        if (short := count - len(steps.loose)) > 0:
-            swa = None
-            if self.has(SWA):
-                swa = max(count - without, 0) * page if self.below(3) else None
-            if not steps.allocate(short * page, swa) and self.has(SWA):
-                steps.allocate(short * page, self.below(2) * page)
-        if len(steps.loose) < count:
-            return None
-        pairs = list(steps.loose)
-        self.rng.shuffle(pairs)
-        bare = [pair for pair in pairs if pair.swa is None][:without]
-        rest = [pair for pair in pairs if pair not in bare]
-        rest.sort(key=lambda pair: pair.swa is None)
-        return [*bare, *rest][:count]
-
-    def _state(self, namespace: Namespace, tokens: Tokens) -> int | None:
-        """Return a loose state that is the one after `tokens`, or None."""
-        steps = self.steps
-        if not steps.loose_states and not steps.allocate(0, states=1 + self.below(2)):
-            return None
-        state = steps.loose_states[self.below(len(steps.loose_states))]
-        steps.contents.write(state, (namespace, tokens))
-        return state
-
     def insert(self, prev: int = 0, key: tuple[Namespace, Tokens] | None = None) -> None:
         """Insert a key, with a state or without, some of its first pages without SWA."""
         steps, page = self.steps, self.setup.page
@@ -188,12 +107,12 @@ class OracleWalk:
         without = self.below(end // page + 1) if self.has(SWA) and not self.below(3) else 0
         skip = prev // page
         count = end // page - skip
-        pairs = self._loose(count, max(without - skip, 0)) if count > 0 else []
+        pairs = self.loose_pairs(count, max(without - skip, 0)) if count > 0 else []
         if pairs is None:
             return
         live = max((at + 1 for at, pair in enumerate(pairs, skip) if pair.swa is None), default=0)
         evicted = max(live if self.has(SWA) else 0, without) * page
-        state = self._state(namespace, tokens) if stateful else None
+        state = self.loose_state(namespace, tokens) if stateful else None
         # The slots named are exactly those to the key's aligned end, or some more.
         more = [pair for pair in steps.loose if pair not in pairs][: self.below(2)]
         if len(steps.oracle.path(namespace, tokens)) >= skip:
@@ -211,8 +130,8 @@ class OracleWalk:
         if not self.has(MAMBA) or page == 1:
             return
         namespace, tokens = self.new_key(tail=False)
-        pairs = self._loose(len(tokens) // page)
-        state = self._state(namespace, tokens)
+        pairs = self.loose_pairs(len(tokens) // page)
+        state = self.loose_state(namespace, tokens)
         if pairs is not None and state is not None:
             steps.insert_with_tail_and_state(namespace, (*tokens, 1), pairs, state)
 
@@ -298,81 +217,6 @@ class OracleWalk:
         pins = list(self.steps.pins)
         if pins:
             self.steps.unpin(*pins[self.below(len(pins))])
-
-    # -- requests ----------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin a request."""
-        if len(self.steps.live) < 4:
-            way = self.below(6)
-            cow = self.has(MAMBA) and way > 1
-            self.steps.start(
-                *self.new_key(), row=bool(self.below(2)), lock=way > 0, cow=cow or not way
-            )
-
-    def serve(self) -> None:
-        """Let a request allocate, decode, or note a state."""
-        live = self.request()
-        if live is None:
-            return
-        steps, page = self.steps, self.setup.page
-        limit = page * (self.longest + 3)
-        missing = len(live.tokens) - live.covered
-        way = self.below(4)
-        if way <= 1 and missing > 0:
-            states = 0
-            if self.has(MAMBA) and self.below(4):
-                states = int(live.working is None)
-                states += STATES_OF_A_RING * (self.setup.extra_buffer and not live.tracked)
-            swa = None
-            if self.has(SWA) and not self.below(4):
-                swa = self.below(missing + 1)
-            steps.extend(live, 1 + self.below(missing + page // 2), swa, states)
-        elif way == 2 and len(live.tokens) < limit:
-            live.req.output_ids.extend(1 + self.below(2) for _ in range(1 + self.below(page)))
-        elif way == 3 and len(live.tracked) == STATES_OF_A_RING:
-            grid = self.setup.grid
-            lowest = max(live.last or 0, live.protected) // grid * grid + grid
-            highest = self._most(live) // grid * grid
-            if lowest <= highest:
-                steps.track(live, lowest + self.below((highest - lowest) // grid + 1) * grid)
-
-    def _most(self, live: Live) -> int:
-        return min(len(live.tokens), live.covered)
-
-    def _committed(self, live: Live) -> int | None:
-        """Return how much a request has computed, or None when it holds nothing to cache."""
-        most = self._most(live)
-        if not live.holds or most < live.protected:
-            return None
-        if not live.used:
-            return live.protected
-        least = max(live.protected, live.last or 0) if self.below(4) else live.protected
-        return least + self.below(most - least + 1) if most >= least else most
-
-    def cache_chunk(self) -> None:
-        """Cache a chunk of a request."""
-        live = self.request()
-        if live is not None and (committed := self._committed(live)) is not None:
-            self.steps.unfinished(live, committed, is_insert=bool(self.below(8)))
-
-    def finish(self) -> None:
-        """Finish a request."""
-        live = self.request()
-        if live is not None and (committed := self._committed(live)) is not None:
-            self.steps.finish(live, committed, is_insert=bool(self.below(6)))
-
-    def abort(self) -> None:
-        """Abort a request."""
-        live = self.request()
-        if live is not None:
-            self.steps.abort(live)
-
-    def release_window(self) -> None:
-        """Give back what no window of a request needs any more."""
-        live = self.request()
-        if live is not None and live.holds and self._most(live) >= live.protected:
-            self.steps.release_window(live, self._most(live))
 
     def clean_up(self) -> None:
         """Reset after everything was given back."""

@@ -15,7 +15,7 @@ from radixtide.tree.node import ComponentData, Node
 from support.caches import key, match, state_of, tokens
 from support.hybrids import chunk, hybrid, put
 
-HYBRID_WORLD: Final = hybrid(page_size=4, window=8, size=128, swa_size=96, states=16)
+HYBRID_WORLD: Final = hybrid(page_size=4, window=8, size=160, swa_size=128, states=16)
 """What make_config needs for a cache that :func:`populate_hybrid` can fill."""
 
 
