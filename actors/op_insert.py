@@ -63,7 +63,7 @@ def _result(state: State, job: Insertion) -> InsertResult:
         InsertResult.state_existed({name: one.existed for name, one in others.items()}),
         part.adopted,
         part.duplicate,
-        {name: one.adopted for name, one in others.items()},
+        {name: one.adopted for name, one in others.items() if one.adopted},
     )
 
 

@@ -13,7 +13,7 @@ from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import CheckRelease, LetGo, Prepare, Settle
 from radixtide.actors.op_insert import ask_insert, done
 from radixtide.actors.state import State, close_if_empty
-from radixtide.components.api import CacheReqResult, Slots
+from radixtide.components.api import CacheReqResult, Ranges, Slots
 from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
@@ -156,7 +156,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     for other in inserted.parts[1:]:
         if other.swapped is not None:
             req.swap_state(*other.swapped)
-    return CacheReqResult(end, inserted.matched, settled[0][1])
+    return CacheReqResult(end, inserted.matched, settled[0][1], adopted_by(state, inserted))
 
 
 def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
@@ -165,6 +165,7 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
     at = Progress(state, req)
     inserted_len = prefix_len = at.protected
     freed = 0
+    adopted: dict[str, Ranges] = {}
     tail = at.own
     if at.own is not None and len(at.own):
         # The request holds its last page whole, so all its pages are checked, the tail's too.
@@ -180,10 +181,17 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
             inserted_len = walk.base + walk.limit
             prefix_len = inserted.matched
             freed = inserted.parts[0].freed
+            adopted = adopted_by(state, inserted)
         if at.own is not None:
             tail = at.own[walk.limit :]
     freed += yield from _let_go(state, req, at.entry, tail, touched=inserted is not None)
-    return CacheReqResult(inserted_len, prefix_len, freed)
+    return CacheReqResult(inserted_len, prefix_len, freed, adopted)
+
+
+def adopted_by(state: State, job: Insertion) -> dict[str, Ranges]:
+    """Return what each component but the carrier took over, where it did."""
+    parts = zip(state.names[1:], job.parts[1:], strict=True)
+    return {name: part.adopted for name, part in parts if part.adopted}
 
 
 def _whole_pages(state: State, slots: Slots) -> Slots:

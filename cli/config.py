@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from radixtide.configs.loader import load_config, render_config
+from radixtide.configs.sections import installed_components
 
 app = typer.Typer(help="Check config files, and show what they mean.", no_args_is_help=True)
 
@@ -18,7 +19,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A config file in TOM
 @app.command()
 def check(file: File) -> None:
     """Say whether FILE is a config that a cache can be built from."""
-    config = load_config(file)
+    config = load_config(file, components=installed_components())
     pools, page = config.pools, config.page_size
     sizes = [f"{pools.full.size // page} pages of {page}"]
     if pools.swa is not None:
@@ -36,7 +37,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="As one JSON object, for machines.")] = False,
 ) -> None:
     """Print FILE with every default spelled out, as TOML."""
-    config = load_config(file)
+    config = load_config(file, components=installed_components())
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(config)).decode())
     else:

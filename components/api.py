@@ -301,12 +301,14 @@ class CacheReqResult(msgspec.Struct, frozen=True, gc=False):
     """What ``cache_finished_req``, ``cache_unfinished_req`` or ``abort_req`` did.
 
     ``inserted_len``: units now in the tree; ``prefix_len``: units that were there before;
-    ``freed``: Full slots given back (duplicates, tail, surplus).
+    ``freed``: Full slots given back (duplicates, tail, surplus). ``component_adopted``: positions
+    of which other components took state over, by component.
     """
 
     inserted_len: int = 0
     prefix_len: int = 0
     freed: int = 0
+    component_adopted: dict[str, Ranges] = {}
 
 
 class PinResult(msgspec.Struct, frozen=True):

@@ -22,11 +22,10 @@ from radixtide.components.policies import make_policy
 from radixtide.components.swa import SwaComponent
 from radixtide.configs.errors import ConfigError
 from radixtide.configs.schema import CacheConfig
+from radixtide.configs.sections import ENTRY_POINTS
 from radixtide.tree.radix_tree import RadixTree
 
 ComponentFactory = Callable[[CacheConfig, RadixTree, int], TreeComponent]
-
-ENTRY_POINTS: Final = "radixtide.components"
 
 _BUILT_IN: Final[dict[str, ComponentFactory]] = {
     ComponentType.FULL: FullComponent,
@@ -59,7 +58,7 @@ def register_component(name: str, make: ComponentFactory) -> None:
     _FACTORIES[name] = make
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"component {name!r}: a name has lower-case letters, digits, - and _, a letter first"
@@ -135,7 +134,7 @@ def make_components(config: CacheConfig) -> tuple[list[TreeComponent], RadixTree
     )
     made: list[TreeComponent] = []
     for index, name in enumerate(config.components):
-        component = _factory(name)(config, tree, index)
+        component: object = _factory(name)(config, tree, index)
         if not isinstance(component, TreeComponent) or component.name != name:
             raise ConfigError(
                 f"components[{index}]: the factory of {name!r} made {component!r}, which is no "

@@ -7,6 +7,7 @@ Struct of its own here, and a mistake in the file is told as any other is: by th
 from __future__ import annotations
 
 import re
+from importlib.metadata import entry_points
 from typing import Final, TypeVar
 
 import msgspec
@@ -48,3 +49,12 @@ def plugin_section(config: CacheConfig, name: str, kind: type[S]) -> S:
         assert place is not None
         what = place["what"][:1].lower() + place["what"][1:]
         raise ConfigError(f"config: {path}{place['path'] or ''}: {what}") from None
+
+
+ENTRY_POINTS: Final = "radixtide.components"
+"""The group under which a distribution offers components."""
+
+
+def installed_components() -> tuple[str, ...]:
+    """Return the names of the components that installed distributions offer; none is imported."""
+    return tuple({point.name: None for point in entry_points(group=ENTRY_POINTS)})

@@ -34,7 +34,6 @@ from radixtide import (
     RadixKey,
     RadixTree,
     SlotAllocator,
-    SlotError,
     UnifiedRadixCache,
     Violation,
     plugin_section,
@@ -63,6 +62,8 @@ class Sidecar(AuxiliaryComponent):
     """The compressed copies of prefixes."""
 
     name = "sidecar"
+    votes = False
+    independent = True
 
     def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
         # First of all: the base class makes the pool's books.
@@ -93,7 +94,7 @@ class Sidecar(AuxiliaryComponent):
         return end // tokens - start // tokens
 
     def groups_of(self, node: Node) -> int:
-        """Return how many page ids `node` has where it has any."""
+        """Return how many groups end in `node`."""
         return self.groups(node.start, node.end)
 
     # -- match ----------------------------------------------------------------------
@@ -101,12 +102,6 @@ class Sidecar(AuxiliaryComponent):
     def create_match_validator(self, match_device_only: bool) -> Validator:
         """Accept every node: what has no copy is read from the KV cache."""
         return lambda node, units: True
-
-    def validate_path(
-        self, path: Sequence[Node], inside: Node | None, inside_units: int, match_device_only: bool
-    ) -> Sequence[int]:
-        """Accept every step, without a call a node."""
-        return range(1, len(path) + (inside is not None) + 1)
 
     def finalize_match_result(self, path: Sequence[Node], holder: int | None = None) -> None:
         """Note that the copies on `path` were used."""
@@ -183,7 +178,7 @@ class Sidecar(AuxiliaryComponent):
             below.value = None
             self.recency.remove(below)
 
-    # -- lock and evict ---------------------------------------------------------------
+    # -- lock -------------------------------------------------------------------------
 
     def covered(self, node: Node) -> Iterator[Node]:
         """Yield the whole path: a request reads every copy of its prefix."""
@@ -191,31 +186,22 @@ class Sidecar(AuxiliaryComponent):
             yield node
             node = node.parent
 
-    def eviction_priority(self, is_leaf: bool) -> int:
-        """Return the rank of the first component inside the tree.
-
-        A lower one would let others take copies along from a path that is locked.
-        """
-        return 0 if is_leaf else 2
-
     # -- what others may ask ----------------------------------------------------------
 
-    def paired_slots(self, slots: Slots) -> Slots:
-        """Return, for tokens named by Full slots, the page id of the group that each ends, or -1.
+    def path_slots(self, path: Sequence[Node]) -> Slots:
+        """Return the page id of each group that ends on `path`, or -1.
 
-        It is what ``cache.component_slots("sidecar", slots)`` returns. O(pool): where every request
-        asks, a map that follows each change would be worth its trouble.
+        For ``cache.device_indices(node, "sidecar")``: item g is group g of the prefix.
         """
-        size = self.config.pools.full.size
-        if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < size:
-            raise SlotError(f"pool {self.name}: a slot is not in [0, {size}) of the first pool")
-        ids = np.full(size, -1, dtype=np.int64)
-        tokens = self.section.tokens_per_id
-        for data in self.recency:
-            node = data.node
-            assert node is not None and node.primary.value is not None
-            ids[node.primary.value[tokens - 1 - node.start % tokens :: tokens]] = data.value
-        return ids[slots]
+        parts: list[StoredSlots] = []
+        for node in path:
+            ids = self.data(node).value
+            parts.append(np.full(self.groups_of(node), -1, np.int32) if ids is None else ids)
+        return np.concatenate(parts, dtype=np.int64)
+
+    def values(self) -> Slots:
+        """Return the page ids of all nodes, for audits and repairs."""
+        return super().path_slots(list(self.tree))
 
     def describe(self, node: Node) -> str:
         """Return a few words for ``pretty_print``."""
@@ -226,29 +212,32 @@ class Sidecar(AuxiliaryComponent):
 
     # -- soundness --------------------------------------------------------------------
 
-    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
-        """As in the base; and a node has the ids of exactly the groups that end in it."""
-        found = super().audit(locked, ledger)
-        for node in self.tree:
-            ids = self.data(node).value
-            if ids is not None and (not len(ids) or len(ids) != self.groups_of(node)):
-                found.append(
-                    Violation(
-                        "groups",
-                        f"{self.name}: {node} has {len(ids)} page ids for "
-                        f"{self.groups_of(node)} groups",
-                    )
-                )
-        return found
+    def expected_size(self, node: Node) -> int:
+        """Return how many page ids `node` has where it has any: one for each of its groups."""
+        return self.groups_of(node)
 
     def fits(self, node: Node, value: StoredSlots, carrier: Census) -> bool:
         """Return whether a repair after a crash may keep `value`."""
-        return 0 < len(value) == self.groups_of(node)
+        return len(value) > 0 and super().fits(node, value, carrier)
+
+    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
+        """As in the base; and a value is never empty, and an id held only while an insert runs."""
+        found = super().audit(locked, ledger)
+        for data in self.recency:
+            if data.value is not None and not len(data.value):
+                found.append(
+                    Violation("copies", f"{self.name}: {data.node} has a value without page ids")
+                )
+        if held := self.allocator.held:
+            found.append(
+                Violation("copies", f"pool {self.name}: {held} page ids are held by no insert")
+            )
+        return found
 
     def rebuild_books(self, nodes: list[Node], carrier: Census) -> None:
         """Free what no node has: page ids are held only while an insert runs, and none does."""
         self.holdings.clear()
-        self.allocator.rebuild(self.path_slots(nodes), {}, keep_anonymous=False)
+        self.allocator.rebuild(super().path_slots(nodes), {}, keep_anonymous=False)
 
 
 # -- how an engine would use it -----------------------------------------------------------
@@ -261,22 +250,16 @@ CONFIG = CacheConfig(
 GROUP = 128
 
 
-async def page_ids(cache: UnifiedRadixCache, indices: torch.Tensor) -> list[int]:
-    """Return the page id of each whole group of a prefix whose Full slots are `indices`."""
-    return (await cache.component_slots("sidecar", indices[GROUP - 1 :: GROUP])).tolist()
-
-
 async def prefill(cache: UnifiedRadixCache, name: str, tokens: list[int]) -> None:
-    """Cache a prompt, and compress what is new."""
+    """Cache a prompt, and compress what has no copy yet."""
     key = RadixKey(tokens)
     match = await cache.match_prefix(MatchPrefixParams(key=key))
     hit = len(match.device_indices)
     own = await cache.allocate(AllocateParams(num_tokens=len(tokens) - hit))
     value = torch.cat((match.device_indices, own.indices))
     done = await cache.insert(InsertParams(key=key, value=value, prev_prefix_len=hit))
-    kept = await cache.device_indices(done.last_device_node)
-    ids = await page_ids(cache, kept)
-    fresh = done.component_adopted["sidecar"]
+    ids = await cache.device_indices(done.last_device_node, "sidecar")
+    fresh = done.component_adopted.get("sidecar", ())
     for begin, end in fresh:
         for group in range(begin // GROUP, end // GROUP):
             # Where the compression kernel would run, from the slots of the group's tokens.
@@ -287,12 +270,12 @@ async def prefill(cache: UnifiedRadixCache, name: str, tokens: list[int]) -> Non
 
 
 async def look(cache: UnifiedRadixCache, name: str, tokens: list[int]) -> None:
-    """Say which copies there are of a prompt."""
+    """Say what is cached of a prompt, and which copies there are."""
     match = await cache.match_prefix(MatchPrefixParams(key=RadixKey(tokens)))
-    ids = await page_ids(cache, match.device_indices)
+    ids = (await cache.device_indices(match.last_device_node, "sidecar")).tolist()
     memory = cache.memory["sidecar"]
-    copies = ["none" if at < 0 else f"id {at} (mean {float(memory[at, 0]):g})" for at in ids]
-    print(f"{name}: {len(match.device_indices)} tokens cached; copies: {', '.join(copies)}")
+    copies = ["no copy" if at < 0 else f"id {at} (mean {float(memory[at, 0]):g})" for at in ids]
+    print(f"{name}: {len(match.device_indices)} tokens cached; {', '.join(copies)}")
 
 
 async def main() -> None:
@@ -302,13 +285,13 @@ async def main() -> None:
     async with UnifiedRadixCache(CONFIG) as cache:
         await prefill(cache, "first", first)
         await prefill(cache, "second", second)
-        await look(cache, "first", first)
-        await look(cache, "second", second)
         print(await cache.pretty_print())
-        evicted = await cache.evict(EvictParams(others={"sidecar": 1}))
-        print(f"evicted {evicted.others} page ids, {evicted.num_tokens_evicted} tokens")
         await look(cache, "first", first)
         await look(cache, "second", second)
+        evicted = await cache.evict(EvictParams(others={"sidecar": 3}))
+        print(f"evicted {evicted.others['sidecar']} page ids, {evicted.num_tokens_evicted} tokens")
+        await look(cache, "first", first)
+        await prefill(cache, "first again", first)
         pool = (await cache.stats()).pools["sidecar"]["device"]
         print(f"page ids: {pool.free} free, {pool.evictable} in use of {pool.size}")
         print("sound:", (await cache.audit()).ok)

@@ -13,6 +13,14 @@ from support.rooms import ROOT
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OUTPUT = {
     "first_match": "48 of 96 tokens; never_stored\n",
+    "hybrid_models": (
+        "first: 0 tokens found (never_stored), 80 window slots held\n"
+        "second: 320 tokens found (never_stored), 80 window slots held\n"
+        "full: 576 of 4096 slots cached\n"
+        "swa: 448 of 1024 slots cached\n"
+        "mamba: 1 of 16 slots cached\n"
+        "sound: True\n"
+    ),
     "quickstart": (
         "first: 0 of 68 tokens cached, 64 now, 16 freed\n"
         "second: 48 of 78 tokens cached, 80 now, 16 freed\n"

@@ -118,9 +118,7 @@ async def test_k1_1_a_short_lock_whose_window_begins_elsewhere_leaves_the_longer
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
     """Windows that overlap are counted apart: releasing one uncovers only what is not the other's."""
-    async with audited(
-        delivery, components, page_size=page_size, window=8, states=24
-    ) as cache:
+    async with audited(delivery, components, page_size=page_size, window=8, states=24) as cache:
         pattern = ("s" if "mamba" in components else "#") * (24 // page_size)
         leaf = await build(cache, pattern)
         mine = await locked(cache, 24)

@@ -5,6 +5,7 @@ All numbers are exact, and read from ``stats()``.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -28,7 +29,7 @@ from support.hybrids import (
 sets = pytest.mark.parametrize("components", [BOTH, ALL], ids=["swa", "swa+mamba"])
 shapes = pytest.mark.parametrize(
     ("page_size", "window"),
-    [(1, 1), (1, 1000), (16, 1), (16, 1000), (16, 1024), (64, 65), (64, 1000), (64, 4096)],
+    [(1, 1000), (16, 1), (16, 1000), (64, 65), (64, 1024)],
 )
 Components = tuple[str, ...]
 LONG = 32_768
@@ -53,10 +54,10 @@ async def sizes(cache: UnifiedRadixCache) -> tuple[int, ...]:
 
 @sets
 @shapes
-@pytest.mark.parametrize("how", ["match", "handle", "request", "pin"])
 async def test_a_lock_on_a_leaf_of_32k_tokens_protects_one_window(
-    delivery: Delivery, components: Components, page_size: int, window: int, how: str
+    delivery: Delivery, components: Components, page_size: int, window: int
 ) -> None:
+    """By a match, by a handle, by a request and by a pin; what is out of the window can go."""
     reach = rounded(window, page_size)
     async with audited(
         delivery,
@@ -71,33 +72,30 @@ async def test_a_lock_on_a_leaf_of_32k_tokens_protects_one_window(
         leaf = await put(cache, key(LONG), state=state)
         pools = (await cache.stats()).pools
         assert [pools[name]["device"].evictable for name in BOTH] == [LONG, LONG]
+        receipts = [await locked(cache, LONG), await cache.inc_lock_ref(leaf.node)]
+        assert await sizes(cache) == (LONG, reach)
+        moved = [(await cache.dec_lock_ref(one)).unprotected["swa"] for one in receipts]
+        assert moved == [0, reach]
+        assert await sizes(cache) == (0, 0)
+        await cache.pin(key(LONG), ttl=3600.0)
+        assert await sizes(cache) == (LONG, reach)
+        await cache.unpin(key(LONG))
+        assert await sizes(cache) == (0, 0)
         req = Request("r", tokens(LONG))
-        receipt = None
-        if how == "match":
-            receipt = await locked(cache, LONG)
-        elif how == "handle":
-            receipt = await cache.inc_lock_ref(leaf.node)
-        elif how == "pin":
-            await cache.pin(key(LONG), ttl=3600.0)
-        else:
-            await match(cache, req.key(), req=req, lock=True, cow_mamba=state)
+        await match(cache, req.key(), req=req, lock=True, cow_mamba=state)
         assert await sizes(cache) == (LONG, reach)
         await squeeze(cache)
         assert await sizes(cache) == (LONG, reach)
         assert (await cache.stats()).pools["swa"]["device"].free == LONG - reach
         assert len((await match(cache, key(LONG))).device_indices) == LONG
-        if receipt is not None:
-            moved = (await cache.dec_lock_ref(receipt)).unprotected
-            assert (moved["full"], moved["swa"]) == (LONG, reach)
-        await cache.unpin(key(LONG))
         await cache.abort_req(req)
+        assert await sizes(cache) == (0, 0)
         await drain(cache)
 
 
-@sets
 @shapes
 async def test_a_lock_whose_window_begins_in_the_middle_of_a_node_protects_no_more(
-    delivery: Delivery, components: Components, page_size: int, window: int
+    delivery: Delivery, page_size: int, window: int
 ) -> None:
     """Locks that end anywhere: at a page's end, inside a page, less than a window from the root."""
     reach = rounded(window, page_size)
@@ -106,7 +104,14 @@ async def test_a_lock_whose_window_begins_in_the_middle_of_a_node_protects_no_mo
         delivery, BOTH, page_size=page_size, window=window, size=size, max_context=size
     ) as cache:
         await put(cache, key(LONG))
-        for length in (20_000, page_size, 9_999, reach + page_size, LONG - 1, reach // 2 + page_size):
+        for length in (
+            20_000,
+            page_size,
+            9_999,
+            reach + page_size,
+            LONG - 1,
+            reach // 2 + page_size,
+        ):
             whole = length - length % page_size
             before = (await cache.stats()).nodes
             receipt = await locked(cache, length)
@@ -141,12 +146,11 @@ async def test_a_request_that_is_cached_in_chunks_pins_one_window_at_each(
 
 @sets
 @shapes
-@pytest.mark.parametrize("seed", range(2))
 async def test_any_number_of_splits_under_a_lock_change_nothing_of_what_it_pins(
-    delivery: Delivery, components: Components, page_size: int, window: int, seed: int
+    delivery: Delivery, components: Components, page_size: int, window: int
 ) -> None:
     """Matches and inserts cut the path at random, in the window and above; then all is released."""
-    dice = random.Random(seed)
+    dice = random.Random(page_size + window)
     reach = rounded(window, page_size)
     length = 4 * reach + 64 * page_size
     room = length + 40 * page_size
@@ -180,9 +184,8 @@ async def test_any_number_of_splits_under_a_lock_change_nothing_of_what_it_pins(
 @sets
 @pytest.mark.parametrize(("page_size", "window"), [(1, 7), (4, 7), (16, 17), (4, 8)])
 @pytest.mark.parametrize("first", [0, 1], ids=["deeper first", "shallower first"])
-@pytest.mark.parametrize("how", ["early, early", "early, whole", "whole, early", "whole, whole"])
 async def test_two_receipts_on_overlapping_windows_are_given_up_in_either_order(
-    delivery: Delivery, components: Components, page_size: int, window: int, first: int, how: str
+    delivery: Delivery, components: Components, page_size: int, window: int, first: int
 ) -> None:
     """However far apart the windows end, each release uncovers what is not the other's."""
     reach = rounded(window, page_size)
@@ -194,12 +197,11 @@ async def test_two_receipts_on_overlapping_windows_are_given_up_in_either_order(
         gaps = sorted({0, page_size, reach - page_size, reach, reach + page_size})
         for gap in gaps:
             await put(cache, key(length - gap), state=state)
-        for gap in gaps:
+        for gap, ways in itertools.product(gaps, itertools.product(("early", "whole"), repeat=2)):
             receipts = [await locked(cache, length), await locked(cache, length - gap)]
             union = reach + min(gap, reach)
             assert await sizes(cache) == (length, union)
             one, other = receipts[first], receipts[1 - first]
-            ways = how.split(", ")
             moved = await release(cache, one, ways[0])
             # It uncovers what the other's window does not cover; Full where the other ends.
             full = gap if first == 0 and ways[0] == "whole" else 0
@@ -226,7 +228,7 @@ async def release(cache: UnifiedRadixCache, receipt: LockReceipt, way: str) -> d
 
 @sets
 @pytest.mark.parametrize(("page_size", "window"), [(1, 5), (4, 6), (16, 20)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 async def test_slots_of_all_pools_are_conserved_by_number_and_whole_after_a_drain(
     delivery: Delivery, components: Components, page_size: int, window: int, seed: int
 ) -> None:
@@ -245,7 +247,8 @@ async def test_slots_of_all_pools_are_conserved_by_number_and_whole_after_a_drai
     ) as cache:
         running: list[Request] = []
         for turn in range(24):
-            prompt = [*tokens(unit * dice.randrange(1, 8)), *tokens(dice.randrange(1, 6 * unit), 10**5 * turn)]
+            shared = tokens(unit * dice.randrange(1, 8))
+            prompt = [*shared, *tokens(dice.randrange(1, 6 * unit), 10**5 * turn)]
             if len(running) < 4:
                 running.append(await admit(cache, f"r{turn}", prompt, row=turn % 2 == 0))
             req = running[dice.randrange(len(running))]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from radixtide import UnifiedRadixCache, register_component
 from radixtide.components import registry
-from radixtide.components.api import MatchResult
+from radixtide.components.api import InsertResult, MatchResult
 from radixtide.components.registry import ComponentFactory
 from support.caches import state_of
 from support.hybrids import hybrid
@@ -108,10 +108,10 @@ def copies(cache: UnifiedRadixCache) -> dict[GroupName, int]:
     return found
 
 
-async def page_ids(cache: UnifiedRadixCache, found: MatchResult, group: int = GROUP) -> list[int]:
-    """Return what the public call tells of the copies of a match, -1 where there is none."""
-    ends = found.device_indices[group - 1 :: group]
-    return [int(at) for at in await cache.component_slots(NAME, ends)]
+async def page_ids(cache: UnifiedRadixCache, found: MatchResult | InsertResult) -> list[int]:
+    """Return what the public call tells of the copies of a prefix, -1 where there is none."""
+    ids = await cache.device_indices(found.last_device_node, NAME)
+    return [int(at) for at in ids]
 
 
 async def spare_ids(cache: UnifiedRadixCache) -> tuple[int, int, int]:
