@@ -9,8 +9,15 @@ from radixtide.actors.actor import Conversation, Round, conversation
 from radixtide.actors.cascade import evict_one
 from radixtide.actors.messages import CheckInsert, CommitInsert, Grant, Quote, Splits
 from radixtide.actors.state import State, put_on_path
-from radixtide.components.api import InsertParams, InsertResult, NodeHandle, SlotInput, Slots
-from radixtide.components.checks import as_slots
+from radixtide.components.api import (
+    InsertParams,
+    InsertResult,
+    NodeHandle,
+    Ranges,
+    SlotInput,
+    Slots,
+)
+from radixtide.components.checks import as_one_slot, as_slots
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.configs.errors import InvalidInput
 from radixtide.tiers.slots import ANONYMOUS
@@ -27,23 +34,27 @@ def insert(state: State, p: InsertParams) -> Round | InsertResult:
     prev = p.prev_prefix_len
     _check_ranges(state, p, walk, len(value))
     job = Insertion(walk, value, ANONYMOUS, prev, prev, p.priority, False, walk.matched, walk.start)
-    if state.others:
+    if state.others and p.component_evicted_seqlens:
         job.evicted = p.component_evicted_seqlens
-        given = p.given()
-        if given is not None:
-            job.given = {name: _one_slot(name, slots) for name, slots in given.items()}
+    given = p.given()
+    if given is not None:
+        job.given = _check_given(state, p, walk, given)
     if not walk.limit:
         return _result(state, job)
     return ask_insert(state, job, _result)
 
 
-def _one_slot(name: str, given: SlotInput) -> Slots:
-    slots = as_slots(given).copy()
-    if len(slots) != 1:
+def _check_given(
+    state: State, p: InsertParams, walk: Walk, given: dict[str, SlotInput]
+) -> dict[str, int]:
+    state.check_pools(dict.fromkeys(given, 1))
+    if walk.limit != p.key.units:
         raise InvalidInput(
-            f"{len(slots)} slots of pool {name} came with an insert; give one, the state at its end"
+            f"a state came with an insert of {p.key.units} units, of which {walk.limit} (whole "
+            "pages) are inserted; a state is valid at exactly its own length, so give a key of "
+            "whole pages"
         )
-    return slots
+    return {name: as_one_slot(name, slots) for name, slots in given.items()}
 
 
 def _result(state: State, job: Insertion) -> InsertResult:
@@ -55,15 +66,22 @@ def _result(state: State, job: Insertion) -> InsertResult:
         return InsertResult(
             job.matched, job.walk.limit, handle, adopted=part.adopted, duplicate=part.duplicate
         )
-    others = dict(zip(state.names[1:], parts[1:], strict=True))
+    adopted: dict[str, Ranges] = {}
+    existed: dict[str, bool] = {}
+    for name, other in zip(state.names, parts, strict=True):
+        if other is not part:
+            if other.adopted:
+                adopted[name] = other.adopted
+            if other.existed:
+                existed[name] = True
     return InsertResult(
         job.matched,
         job.walk.limit,
         handle,
-        InsertResult.state_existed({name: one.existed for name, one in others.items()}),
+        bool(existed) and InsertResult.state_existed(existed),
         part.adopted,
         part.duplicate,
-        {name: one.adopted for name, one in others.items() if one.adopted},
+        adopted,
     )
 
 
@@ -86,15 +104,6 @@ def _check_ranges(state: State, p: InsertParams, walk: Walk, slots: int) -> None
     if p.component_evicted_seqlens:
         for name in p.component_evicted_seqlens:
             state.cell(name)
-    given = p.given()
-    if given is not None:
-        state.check_pools(dict.fromkeys(given, 1))
-        if walk.limit != p.key.units:
-            raise InvalidInput(
-                f"a state came with an insert of {p.key.units} units, of which {walk.limit} (whole "
-                "pages) are inserted; a state is valid at exactly its own length, so give a key "
-                "of whole pages"
-            )
 
 
 NOTHING = InsertPart()
@@ -190,14 +199,11 @@ def _edit(state: State, of: tuple[Insertion, Then]) -> Round:
 
 def _cuts(state: State, job: Insertion) -> list[int]:
     """Return the depths that must become borders, ascending."""
-    cuts: set[int] = set()
-    for check in job.checked:
-        if check.cuts:
-            cuts.update(check.cuts)
+    cuts = [depth for check in job.checked if check.cuts for depth in check.cuts]
     if job.running:
         # The request's lock moves to the insert's end.
-        cuts.update(job.end - reach for reach in state.reaches if reach < job.end)
-    return sorted(cuts)
+        cuts.extend(job.end - reach for reach in state.reaches if reach < job.end)
+    return sorted(set(cuts)) if len(cuts) > 1 else cuts
 
 
 def _inserted(state: State, of: tuple[Insertion, Then], parts: list[InsertPart]) -> Any:

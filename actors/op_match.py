@@ -125,6 +125,11 @@ def _blame(state: State, job: Matching, votes: list[Sequence[int]], steps: int) 
     if _depth(job.walk, steps) >= job.full_length:
         job.reason = None
         return
+    _note_carrier(state, job)
+
+
+def _note_carrier(state: State, job: Matching) -> None:
+    """Note why the carrier's match, which is about to be cut, was not longer."""
     complete = job.full_length == job.p.key.units
     job.carrier_reason = COMPLETE if complete else _miss_reason(state, job)
 
@@ -143,6 +148,8 @@ def _with_copy(state: State, job: Matching) -> Conversation:
                 yield from evict_one(state, cell, reply.wanted, (walk.last,))
                 reply = yield cell, ReservePrivate(entry.holder)
             if isinstance(reply, Shortage):
+                if job.reason is None:
+                    _note_carrier(state, job)
                 job.reason = MissReason.NO_SLOT
                 walk.cut(0)
                 break
@@ -208,6 +215,13 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
         if req is not None:
             _own(state, req, node, receipt, slots)
     if job.reason is not None:
+        # Where only a slot for the copy was missing, nothing is worth computing again.
+        lengths = {
+            trait.name: None
+            if job.reason is MissReason.NO_SLOT
+            else trait.branching(matched, job.full_length)
+            for trait in state.traits[1:]
+        }
         return MatchResult(
             indices,
             handle,
@@ -218,12 +232,7 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
             units - matched,
             receipt=receipt,
             full_miss_reason=job.carrier_reason,
-            **branching(
-                {
-                    trait.name: trait.branching(matched, job.full_length)
-                    for trait in state.traits[1:]
-                }
-            ),
+            **branching(lengths),
         )
     if receipt is None:
         return MatchResult(

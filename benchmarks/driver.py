@@ -299,7 +299,7 @@ class Driver:
         result = await self._insert(request, tokens, tag)
         await self._unlock(request.lock, tag, result.inserted_len)
 
-    async def _prepare(self, request: Running, length: int) -> torch.Tensor | None:
+    async def _prepare(self, request: Running, length: int) -> npt.NDArray[np.int64] | None:
         """Do what an engine does before it inserts `length` tokens; return the state to insert.
 
         SWA slots more than a window and a page away from the end go back, in whole pages.
@@ -312,7 +312,9 @@ class Driver:
                 request.evicted = frontier
         if not self.has_states:
             return None
-        return (await self.cache.allocate(AllocateParams(mamba_num=1))).mamba_indices
+        allocated = await self.cache.allocate(AllocateParams(mamba_num=1))
+        assert allocated.mamba_indices is not None
+        return allocated.mamba_indices.numpy()
 
     async def _grow(self, request: Running, tokens: Tokens, length: int, tag: str | None) -> None:
         have = len(request.row)

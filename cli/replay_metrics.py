@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from radixtide.components.api import EvictResult, MatchResult, PoolStats
+from radixtide.components.api import BUILT_IN, EvictResult, MatchResult, PoolStats
 
 Answer = TypeVar("Answer")
 
@@ -91,8 +91,13 @@ class CallTimes:
         return recent
 
 
-CUT_BY: Final = {"window_gap": "swa", "no_state": "mamba", "no_slot": "mamba"}
-"""Which component shortened a match that names one of these reasons."""
+CUT_BY: Final = {
+    "window_gap": "swa",
+    "no_state": "mamba",
+    "no_slot": "mamba",
+    "component": "plug-in",
+}
+"""Which component shortened a match that names one of these reasons; otherwise it was Full."""
 
 
 class Tally(msgspec.Struct):
@@ -101,8 +106,8 @@ class Tally(msgspec.Struct):
     ``blocks`` and ``tokens`` are those of all requests that arrived, the refused too;
     ``looked_up`` are the tokens of those that were admitted so far. Of these, ``full_hits`` are
     what the match would have had if there were Full alone, and ``lost`` tells by reason what was
-    not reused. ``deferred``: admissions put off because the pool had no room. ``retracted``: times
-    a running request gave its slots back and queued again.
+    not reused. ``evicted``: slots by component. ``deferred``: admissions put off because the pool
+    had no room. ``retracted``: times a running request gave its slots back and queued again.
     """
 
     completed: int = 0
@@ -115,14 +120,17 @@ class Tally(msgspec.Struct):
     looked_up: int = 0
     output_tokens: int = 0
     prefilled_tokens: int = 0
-    evicted_tokens: int = 0
-    evicted_swa: int = 0
-    evicted_states: int = 0
     full_hits: int = 0
     retracted: int = 0
     deferred: int = 0
     miss_reasons: Counter[str] = msgspec.field(default_factory=Counter)
     lost: Counter[str] = msgspec.field(default_factory=Counter)
+    evicted: Counter[str] = msgspec.field(default_factory=Counter)
+
+    @property
+    def evicted_tokens(self) -> int:
+        """Slots of Full's pool that allocations evicted."""
+        return self.evicted["full"]
 
     @property
     def requests(self) -> int:
@@ -168,14 +176,16 @@ class Tally(msgspec.Struct):
 
     def component_hits(self, name: str) -> int:
         """Return the tokens that Full and the component `name` alone would have let reuse."""
-        cut = sum(self.lost[reason] for reason, by in CUT_BY.items() if by == name)
+        whose = name if name in BUILT_IN else "plug-in"
+        cut = sum(self.lost[reason] for reason, by in CUT_BY.items() if by == whose)
         return self.full_hits - cut
 
     def count_evicted(self, evicted: EvictResult) -> None:
-        """Count what an allocation evicted."""
-        self.evicted_tokens += evicted.num_tokens_evicted
-        self.evicted_swa += evicted.swa_num_tokens_evicted
-        self.evicted_states += evicted.mamba_num_evicted
+        """Count what an allocation evicted, by component."""
+        self.evicted["full"] += evicted.num_tokens_evicted
+        self.evicted["swa"] += evicted.swa_num_tokens_evicted
+        self.evicted["mamba"] += evicted.mamba_num_evicted
+        self.evicted.update(evicted.others)
 
 
 class Sample(msgspec.Struct):

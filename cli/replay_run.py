@@ -89,9 +89,12 @@ def load_options_config(options: ReplayOptions) -> CacheConfig:
     Raises :class:`ConfigError` for one that a replay can not drive.
     """
     from radixtide.components.policies import plugin_policies
+    from radixtide.components.registry import plugin_components
 
     if options.config is not None:
-        config = load_config(options.config, policies=plugin_policies())
+        config = load_config(
+            options.config, policies=plugin_policies(), components=plugin_components()
+        )
     else:
         with as_file(files("radixtide.configs") / "full.toml") as path:
             config = load_config(path)

@@ -86,19 +86,13 @@ class ComponentRow(msgspec.Struct, frozen=True):
 
 
 def components(result: ReplayResult) -> list[ComponentRow]:
-    """Return a row for each component of the config that a replay knows, Full first."""
+    """Return a row for each component of the config, Full first."""
     tally = result.recording.tally
-    evicted = {
-        "full": tally.evicted_tokens,
-        "swa": tally.evicted_swa,
-        "mamba": tally.evicted_states,
-    }
     rows: list[ComponentRow] = []
     for name in result.config.components:
-        if name in evicted:
-            hits = tally.component_hits(name)
-            lost = tally.full_hits - hits
-            rows.append(ComponentRow(name, hits, lost, evicted[name], result.pools[name]))
+        hits = tally.component_hits(name)
+        lost = tally.full_hits - hits
+        rows.append(ComponentRow(name, hits, lost, tally.evicted[name], result.pools[name]))
     return rows
 
 

@@ -22,6 +22,7 @@ from radixtide.components.api import EvictLayer, Slots, StoredSlots, Violation
 from radixtide.components.auxiliary_audit import audit_auxiliary
 from radixtide.components.base import RELEASED, Census, TreeComponent
 from radixtide.configs.schema import CacheConfig
+from radixtide.tiers.slots import EMPTY
 from radixtide.tree.lru import LruList
 from radixtide.tree.node import ComponentData, Node
 from radixtide.tree.radix_tree import RadixTree
@@ -94,8 +95,9 @@ class AuxiliaryComponent(TreeComponent):
         got = 0
         if target <= 0:
             return victims
+        spared = frozenset(spare)
         for data in self.recency:
-            if data.lock_ref or data.node in spare:
+            if data.lock_ref or data.node in spared:
                 continue
             assert data.node is not None and data.value is not None
             victims.append(data.node)
@@ -162,7 +164,13 @@ class AuxiliaryComponent(TreeComponent):
 
     def values(self) -> Slots:
         """Return the slots of all nodes in one array. O(N): for audits."""
-        return self.path_slots(list(self.tree))
+        return self.slots_on(list(self.tree))
+
+    def slots_on(self, nodes: Sequence[Node]) -> Slots:
+        """Return the slots of `nodes` in one array."""
+        records = (node.component_data[self.index].value for node in nodes)
+        values = [value for value in records if value is not None]
+        return np.concatenate(values, dtype=np.int64) if values else EMPTY.copy()
 
     def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
         """Recount everything from scratch. O(N + pool)."""
@@ -200,7 +208,8 @@ class AuxiliaryComponent(TreeComponent):
                 data.value = None
                 continue
             pages = self.allocator.pages_of(value.astype(np.int64))
-            if not self.fits(node, value, carrier) or seen[pages].any():
+            doubtful = seen[pages].any() or len(np.unique(pages)) < len(pages)
+            if doubtful or not self.fits(node, value, carrier):
                 data.value = None
                 continue
             seen[pages] = True
@@ -230,5 +239,5 @@ class AuxiliaryComponent(TreeComponent):
 
     def rebuild_books(self, nodes: list[Node], carrier: Census) -> None:
         """Make the books say what nodes and holders have."""
-        tree_pages = self.allocator.pages_of(self.path_slots(nodes))
+        tree_pages = self.allocator.pages_of(self.slots_on(nodes))
         self.allocator.rebuild(tree_pages, self.held_pages())

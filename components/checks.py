@@ -222,6 +222,21 @@ def as_slots(indices: SlotInput | Sequence[int]) -> Slots:
     return _one_dimensional(indices)
 
 
+def as_one_slot(name: str, given: SlotInput) -> int:
+    """Return the only slot in `given`, of pool `name`.
+
+    Raises:
+        SlotError: as :func:`as_slots`.
+        InvalidInput: there is not exactly one.
+    """
+    slots = as_slots(given)
+    if len(slots) != 1:
+        raise InvalidInput(
+            f"{len(slots)} slots of pool {name} came with an insert; give one, the state at its end"
+        )
+    return slots.item(0)
+
+
 def _one_dimensional(indices: Slots) -> Slots:
     if indices.ndim != 1:
         raise SlotError(f"slot indices must have one dimension, not shape {indices.shape}")

@@ -51,7 +51,7 @@ class Insertion(msgspec.Struct, gc=False):
     are counted already. ``priority``: raises that of the nodes on the way. ``running``: the request
     goes on: keep duplicates until its row is rewritten, and return the tree's slots for that.
     ``evicted``: by component, the depth below which the caller has given its slots back already.
-    ``given``: by component, slots of its own pool that come with the insert. ``req``: the request.
+    ``given``: by component, the slot of its own pool that comes with the insert. ``req``: whose it is.
 
     On the way: ``matched``: depth of what was there. ``node``: the deepest node. ``leaves``: the
     new nodes, shallow to deep; ``walk.path`` then has every other node, whole after splits.
@@ -69,7 +69,7 @@ class Insertion(msgspec.Struct, gc=False):
     matched: int
     node: Node
     evicted: dict[str, int] | None = None
-    given: dict[str, Slots] | None = None
+    given: dict[str, int] | None = None
     req: Request | None = None
     leaves: tuple[Node, ...] = ()
     checked: list[InsertCheck] = []

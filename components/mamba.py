@@ -150,7 +150,7 @@ class MambaComponent(AuxiliaryComponent):
         """Find the state that comes with the insert; a running request needs a slot for it."""
         given = job.given.get(self.name) if job.given is not None else None
         if given is not None:
-            self.allocator.check_one(given.item(0), ANONYMOUS)
+            self.allocator.check_one(given, ANONYMOUS)
             return InsertCheck(given)
         source = self._source(job)
         if source is None:
@@ -175,7 +175,7 @@ class MambaComponent(AuxiliaryComponent):
             return InsertPart(existed=existed)
         if not isinstance(found, tuple):
             if existed:
-                self.allocator.release(found)
+                self.allocator.release(np.array([found]))
                 return InsertPart(existed=True, freed=1)
             return self._adopt(job, found)
         if existed:
@@ -185,24 +185,24 @@ class MambaComponent(AuxiliaryComponent):
     def _donate(self, job: Insertion, place: int, working: bool) -> InsertPart:
         holding = self.holdings[job.holder]
         slots = holding.slots().copy()
-        own = slots[place : place + 1].copy()
+        own = slots.item(place)
         if not job.running:
             # The rest goes with the request: it is finished.
             self._set_holding(job.holder, np.delete(slots, place))
-            return self._adopt(job, own, (int(own[0]), None))
+            return self._adopt(job, own, (own, None))
         granted = job.granted[self.index] if job.granted is not None else None
         if granted is None:
             return InsertPart()
-        fresh = granted[:1]
+        fresh = granted.item(0)
         # The grant came in at the end of the holding.
         slots = slots[:-1]
         if working:
-            self.copy_state(int(own[0]), int(fresh[0]))
+            self.copy_state(own, fresh)
             self._set_holding(job.holder, slots)
-            return self._adopt(job, fresh.copy())
-        slots[place] = fresh[0]
+            return self._adopt(job, fresh)
+        slots[place] = fresh
         self._set_holding(job.holder, slots)
-        return self._adopt(job, own, (int(own[0]), int(fresh[0])))
+        return self._adopt(job, own, (own, fresh))
 
     def _set_holding(self, holder: int, slots: Slots) -> None:
         if not len(slots):
@@ -212,11 +212,10 @@ class MambaComponent(AuxiliaryComponent):
         holding.extend(slots, len(slots))
 
     def _adopt(
-        self, job: Insertion, slot: Slots, swapped: tuple[int, int | None] | None = None
+        self, job: Insertion, slot: int, swapped: tuple[int, int | None] | None = None
     ) -> InsertPart:
-        own = slot.item(0)
-        self.allocator.adopt(slice(own, own + 1))
-        self.attach(job.node, slot.astype(np.int32))
+        self.allocator.adopt_one(slot)
+        self.attach(job.node, np.array((slot,), dtype=np.int32))
         freed = self._cap(job.node) if self.pool.max_states_per_path else 0
         return InsertPart(((job.end - 1, job.end),), freed=freed, swapped=swapped)
 

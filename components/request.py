@@ -95,7 +95,7 @@ class Request(msgspec.Struct, kw_only=False, dict=False):
 
     def take_states(self, slots: Sequence[int]) -> None:
         """Note state slots that the request was given: the working one first, then the ring."""
-        left = list(slots)
+        left = [slot for slot in slots if slot != self.mamba_pool_idx]
         if left and self.mamba_pool_idx is None:
             self.mamba_pool_idx = left.pop(0)
         if left:

@@ -478,7 +478,7 @@ class SwaComponent(AuxiliaryComponent):
         """Keep the pairs of nodes with a value and of Full pages that are held; free all others."""
         page = self.page_size
         owners = np.asarray(carrier.owners)
-        tree_pages = self.allocator.pages_of(self.path_slots(nodes))
+        tree_pages = self.allocator.pages_of(self.slots_on(nodes))
         pairs = np.flatnonzero(self.pairing.to_carrier != NONE)
         whose = owners[self.pairing.to_carrier[pairs]]
         mutual = self.pairing.to_pair[self.pairing.to_carrier[pairs]] == pairs

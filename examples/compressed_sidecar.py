@@ -167,8 +167,10 @@ class Sidecar(AuxiliaryComponent):
         """Give `prefix` the ids of the groups that end in it, and the locks that reach over it."""
         above, below = self.data(prefix), self.data(suffix)
         above.lock_ref = below.lock_ref
-        ids, cut = below.value, self.groups_of(prefix)
-        if ids is None or not cut or len(ids) == self.groups_of(suffix):
+        ids = below.value
+        # By depths: several splits may have been made before this hook hears of the first.
+        cut = 0 if ids is None else len(ids) - self.groups(prefix.end, suffix.end)
+        if ids is None or cut <= 0:
             return
         above.value = ids[:cut].copy()
         self.recency.insert_before(above, below)

@@ -182,8 +182,8 @@ def test_verifying_sees_a_wrong_slot_of_a_window(
 
     async def answer(self: UnifiedRadixCache, name: str, indices: torch.Tensor) -> torch.Tensor:
         slots = (await ask(self, name, indices)).clone()
-        if len(slots):
-            slots[-1] = -1 if planted == "a hole" else slots[0]
+        if len(slots) > 1:
+            slots[-1] = -1 if planted == "a hole" else slots[-2]
         return slots
 
     monkeypatch.setattr(UnifiedRadixCache, "component_slots", answer)
@@ -295,23 +295,34 @@ def test_the_comparison_holds_ratios_to_the_bars(folder: Path) -> None:
         assert cell in shown.getvalue()
 
 
-def test_each_set_of_components_is_compared_and_has_its_bars(folder: Path) -> None:
-    done = run(
-        *("compare", "--workloads-dir", str(folder), "--peer-python", sys.executable),
-        *("--workloads", "multi_turn", "--pages", "16", "--rounds", "1", "--memory-nodes", "200"),
-        *("--components", "full_swa,full_mamba", "--json"),
+def test_windows_and_states_are_compared_and_have_bars_of_their_own(folder: Path) -> None:
+    rows = rows_of(
+        run(
+            *("calls", "--peer", "--peer-python", sys.executable, "--workloads-dir", str(folder)),
+            *("--workload", "multi_turn", "--components", "full_swa", "--rounds", "1", "--json"),
+        )
     )
-    rows = rows_of(done)
-    ops = ["insert[finish]", "lock", "_digest", "bytes_per_node"]
     assert [(row["components"], row["op"]) for row in rows] == [
-        *(("full_swa", op) for op in ops),
-        *(("full_mamba", op) for op in ops),
+        ("full_swa", "insert[finish]"),
+        ("full_swa", "lock"),
+        ("full_swa", "_digest"),
     ]
-    for row in rows:
-        if row["op"] in ("insert[finish]", "lock"):
-            assert (row["foundation"], row["goal"]) == (0.8, 0.4)
-        else:
-            assert "goal" not in row
+    assert all((row["foundation"], row["goal"]) == (0.8, 0.4) for row in rows[:2])
+
+
+def test_a_list_of_sets_is_compared_one_after_the_other(folder: Path) -> None:
+    compare = importlib.import_module("benchmarks.compare")
+    sets = compare.peers_for(sys.executable, folder, "full_mamba,full", 0)
+    assert [one.components for one in sets] == ["full_mamba", "full"]
+
+
+def test_each_row_has_its_bar() -> None:
+    bar_for = importlib.import_module("benchmarks.bars").bar_for
+    assert bar_for("multi_turn", "match+indices_hit", "full") == (0.9, 0.5)
+    for components in ("full_swa", "full_mamba"):
+        assert bar_for("deep_chain", "unlock[full_depth]", components) == (0.8, 0.4)
+        assert bar_for("evict_pressure_n10000", "evict[1page]", components) is None
+    assert bar_for("multi_turn", "insert[finish]", "full_swa_mamba") is None
 
 
 def test_a_set_of_components_that_the_peer_has_not_is_refused(folder: Path) -> None:

@@ -46,7 +46,13 @@ async def test_g82_window_slots_that_no_window_needs_are_given_back(make_cache: 
         req = await admit(cache, "r", tokens(40))
         assert (await pool(cache, "swa")).held == 32
         # A window of six is two pages; what the tree owns is not the request's to give.
-        for length, freed, up_to in ((15, 0, 0), (21, 4, 12), (21, 0, 12), (40, 20, 32), (30, 0, 32)):
+        for length, freed, up_to in (
+            (15, 0, 0),
+            (21, 4, 12),
+            (21, 0, 12),
+            (40, 20, 32),
+            (30, 0, 32),
+        ):
             assert await cache.release_window(req, length) == freed
             assert req.swa_evicted_seqlen == up_to
         assert (await pool(cache, "swa")).held == 8

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import pytest
 
 from radixtide import UnifiedRadixCache
 from radixtide.components.api import AllocateParams, EvictParams, InsertParams
 from radixtide.components.request import Request
-from radixtide.configs.errors import RadixtideError
 from support.caches import key, match, open_cache, settled, store, take, tokens
 from support.interceptors import Recorder
-from support.rooms import ROOT
-
-DOC = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
-
-Call = Callable[[], Awaitable[Any]]
-Situation = Callable[[UnifiedRadixCache], Awaitable[Call]]
+from support.message_tables import Call, Situation, ended, handled, names, table
 
 SITUATIONS: Final[dict[tuple[str, str], Situation]] = {}
 
@@ -314,34 +307,11 @@ async def _(cache: UnifiedRadixCache) -> Call:
 # -- the comparison ----------------------------------------------------------------------------
 
 
-def table() -> dict[tuple[str, str], tuple[str, str, int]]:
-    """Return the rows of the document: messages to coordinator and component, and their number."""
-    rows = {}
-    for line in DOC.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 5 and re.fullmatch(r"`\w+`", cells[0]):
-            call, words, coordinator, component, count = cells
-            name = call.strip("`"), words
-            assert name not in rows, name
-            rows[name] = coordinator.replace("`", ""), component.replace("`", ""), int(count)
-    return rows
-
-
-async def handled(cache: UnifiedRadixCache) -> dict[str, int]:
-    """Return the counters of handled messages by actor."""
-    return {name: actor.handled for name, actor in (await cache.stats()).actors.items()}
-
-
-async def ended(call: Call) -> None:
-    """Await a call, be it refused."""
-    try:
-        await call()
-    except RadixtideError:
-        pass
+TABLE: Final = table(5)
 
 
 def test_every_situation_is_in_the_document_and_the_other_way_round() -> None:
-    assert list(table()) == list(SITUATIONS)
+    assert list(TABLE) == list(SITUATIONS)
 
 
 def test_every_public_call_is_in_the_document() -> None:
@@ -351,12 +321,12 @@ def test_every_public_call_is_in_the_document() -> None:
         for name, member in vars(UnifiedRadixCache).items()
         if not name.startswith("_") and (callable(member) or isinstance(member, classmethod))
     }
-    assert public - lifecycle == {call for call, _ in SITUATIONS}
+    assert public - lifecycle == {call for call, _ in (*TABLE, *table(8))}
 
 
 @pytest.mark.parametrize("name", SITUATIONS, ids=": ".join)
 async def test_a_call_costs_the_messages_that_the_document_says(name: tuple[str, str]) -> None:
-    coordinator, starred, count = table()[name]
+    coordinator, starred, count = TABLE[name]
     component = starred.replace("*", "")
     async with open_cache(pin_budget=64, delivery="queued") as cache:
         call = await SITUATIONS[name](cache)
@@ -369,7 +339,7 @@ async def test_a_call_costs_the_messages_that_the_document_says(name: tuple[str,
         for message, actor in record.sent:
             sent[actor].append(message)
         assert (", ".join(sent["coordinator"]), ", ".join(sent["full"])) == (coordinator, component)
-        assert len(record.sent) == count
+        assert str(len(record.sent)) == count
         assert record.handled == record.sent
         assert Counter(record.finished) == Counter(record.sent)
 
@@ -378,16 +348,14 @@ async def test_a_call_costs_the_messages_that_the_document_says(name: tuple[str,
 async def test_the_counters_of_a_direct_call_agree_with_the_document(
     name: tuple[str, str],
 ) -> None:
-    coordinator, component, _ = table()[name]
+    coordinator, component, _ = TABLE[name]
     async with open_cache(pin_budget=64, delivery="direct") as cache:
         call = await SITUATIONS[name](cache)
         before = await handled(cache)
         await ended(call)
         after = await handled(cache)
-    assert after["coordinator"] - before["coordinator"] == len(
-        list(filter(None, coordinator.split(", ")))
-    )
-    at_once = [one for one in component.split(", ") if one and not one.endswith("*")]
+    assert after["coordinator"] - before["coordinator"] == len(names(coordinator))
+    at_once = [one for one in names(component) if not one.endswith("*")]
     assert after["full"] - before["full"] == len(at_once)
 
 

@@ -11,9 +11,9 @@ import random
 import pytest
 
 from support.plugin import SETS, registered
-from support.plugin_walk import PluginSetup, both_deliveries_agree
+from support.plugin_walk import MET, PluginSetup, both_deliveries_agree, walk
 
-STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "150"))
+STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "120"))
 NIGHTLY_STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "4000"))
 SEED = os.environ.get("RADIXTIDE_WALK_SEED")
 
@@ -35,8 +35,16 @@ async def test_copies_stay_true_on_a_walk_and_do_not_depend_on_delivery(setup: P
     with registered():
         taken = await both_deliveries_agree(setup, int(SEED or 1), STEPS)
     # A walk that meets nothing proves nothing; pages of a group's length split no group.
-    missed = [what for what, times in taken.met.items() if not times]
+    missed = [what for what in MET if not taken.met[what]]
     assert missed == (["split inside a group"] if setup.page == setup.group else [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("components", SETS, ids="+".join)
+async def test_copies_survive_crashes_of_their_actor(components: tuple[str, ...]) -> None:
+    with registered():
+        taken = await walk(PluginSetup(components, crashes=True), int(SEED or 1), STEPS)
+    assert taken.met["crashes"] > STEPS // 10
 
 
 @pytest.mark.nightly

@@ -225,6 +225,11 @@ class SlotAllocator:
             self.tree_pages += len(pages)
             self._owner[pages] = TREE
 
+    def adopt_one(self, page: int) -> None:
+        """As :meth:`adopt`, of one page."""
+        self.tree_pages += 1
+        self._owner[page] = TREE
+
     def release(self, slots: Slots) -> None:
         """Make held `slots` (checked, or known) free."""
         self._push(self.pages_of(slots))

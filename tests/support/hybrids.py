@@ -232,17 +232,53 @@ async def admit(
     return req
 
 
-async def chunk(cache: UnifiedRadixCache, req: Request, length: int) -> int:
-    """Let a request compute up to `length` and be cached; return how much is inserted then.
+def grid_of(cache: UnifiedRadixCache) -> int:
+    """Return the unit of the lengths at which requests keep states."""
+    state_pool = cache.config.pools.mamba
+    assert state_pool is not None
+    return math.lcm(state_pool.chunk, cache.page_size) if state_pool.extra_buffer else 1
 
-    Where it has the extra buffer, the model has kept its state at the last length on the grid.
+
+def compute(cache: UnifiedRadixCache, req: Request, length: int) -> None:
+    """Let the model compute a request up to `length`, and write its states.
+
+    Where there is the extra buffer, it keeps its state at the last length on the grid. In pools
+    with memory, what it writes into a state is the length at which that is valid.
     """
     req.kv_committed_len = length
-    state_pool = cache.config.pools.mamba
-    if state_pool is not None and req.mamba_ping_pong is not None:
-        tracked = length - length % math.lcm(state_pool.chunk, cache.page_size)
+    if req.mamba_pool_idx is None:
+        return
+    write_state(cache, req.mamba_pool_idx, length)
+    if req.mamba_ping_pong is not None:
+        tracked = length - length % grid_of(cache)
         if tracked > max(req.mamba_last_track_seqlen or 0, req.cache_protected_len):
+            write_state(cache, req.mamba_ping_pong[req.mamba_next_track], tracked)
             req.note_state(tracked)
+
+
+def write_state(cache: UnifiedRadixCache, slot: int, number: int) -> None:
+    """Fill a state with a number; without memory behind the pool do nothing."""
+    memory = cache.memory["mamba"]
+    if memory is not None:
+        for layer in range(memory.layers):
+            for part in memory.views(layer):
+                part[slot].fill_(number)
+
+
+def read_state(cache: UnifiedRadixCache, slot: int | None) -> int:
+    """Return the number that all of a state is filled with."""
+    memory = cache.memory["mamba"]
+    assert memory is not None
+    assert slot is not None
+    numbers = {float(part[slot]) for layer in range(memory.layers) for part in memory.views(layer)}
+    assert len(numbers) == 1, numbers
+    return int(numbers.pop())
+
+
+async def chunk(cache: UnifiedRadixCache, req: Request, length: int) -> int:
+    """Let a request compute up to `length` and be cached; return how much is inserted then."""
+    compute(cache, req, length)
+    compute(cache, req, length)
     return (await cache.cache_unfinished_req(req, chunked=True)).inserted_len
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from radixtide.components.api import AllocateParams, MatchPrefixParams
+from radixtide.components.api import AllocateParams, CacheReqResult, MatchPrefixParams
 from radixtide.components.request import Request
-from support.oracle import FULL, MAMBA, SWA, Insertion, Namespace, Page, Tokens
+from support.oracle import FULL, MAMBA, SWA, Insertion, Name, Namespace, Page, Tokens
 from support.oracle_driver import Live
 from support.oracle_steps import OracleSteps
 
@@ -50,7 +51,7 @@ class OracleRequests(OracleSteps):
         private = cow and self.has(MAMBA) and expected > 0
         reasons = None
         evicts = private and live.working is None and not self.free_pages[MAMBA]
-        if evicts and not self._state_to_evict(path[expected // self.setup.page - 1]):
+        if evicts and not self._state_to_evict({path[expected // self.setup.page - 1].name}):
             expected, private, evicts, reasons = 0, False, False, {"no_slot"}
             self.met["no slot for a copy"] += 1
         params = MatchPrefixParams(key=key, req=live.req, lock=lock, cow_mamba=cow)
@@ -76,10 +77,10 @@ class OracleRequests(OracleSteps):
             self.oracle.release(covered)
         self.settle()
 
-    def _state_to_evict(self, matched: Page | None) -> bool:
-        """Return whether a state can be evicted, other than that of `matched`."""
+    def _state_to_evict(self, spared: set[Name]) -> bool:
+        """Return whether a state can be evicted that is on none of the pages of `spared`."""
         return any(
-            page.state is not None and not page.locks[MAMBA] and page is not matched
+            page.state is not None and not page.locks[MAMBA] and page.name not in spared
             for page in self.oracle.pages.values()
         )
 
@@ -209,9 +210,13 @@ class OracleRequests(OracleSteps):
         self.met["chunk was there in part"] += 0 < done.matched - base < end - base
         path = self.oracle.path(live.namespace, self.prefix(live, end))
         lock = self.oracle.lock(path, end)
+        donated = False
         if slot is not None and not existed:
-            donated = self._donate(live, path[-1], slot)
+            # What the insert runs along stays, also that in which it ends.
+            spared = {path[-1].name, *self._along(live, base, done.matched)}
+            donated = self._donate(live, path[-1], slot, spared)
             assert self._skipped() - skipped == int(not donated)
+        self._check_adopted(result, done, end if donated else None)
         if live.lock is not None:
             self.oracle.release(live.lock)
         live.lock, live.protected = lock, end
@@ -221,20 +226,42 @@ class OracleRequests(OracleSteps):
             self.take_capped(live.namespace, self.prefix(live, end))
         self.settle()
 
+    def _check_adopted(self, result: CacheReqResult, done: Insertion, state_at: int | None) -> None:
+        adopted = {name: parts for name, parts in result.component_adopted.items() if parts}
+        expected = {SWA: done.swa_adopted} if done.swa_adopted else {}
+        if state_at is not None:
+            expected[MAMBA] = ((state_at - 1, state_at),)
+        assert adopted == expected
+
+    def _along(self, live: Live, base: int, matched: int) -> Iterator[Name]:
+        """Yield the last page of each node that shares ``[base, matched)`` with a request."""
+        for node in self.seen:
+            namespace, tokens = node.name
+            shared = self.oracle.lookahead + min(node.end, matched)
+            overlaps = base < node.end and node.start < matched
+            if overlaps and (namespace, tokens[:shared]) == (live.namespace, live.tokens[:shared]):
+                yield node.name
+
     def _skipped(self) -> int:
         counters: dict[str, int] = self.run(self.cache.stats()).counters
         return counters.get("donations_skipped", 0)
 
-    def _donate(self, live: Live, page: Page, slot: int) -> bool:
-        """Attach a running request's state, for which it gets a fresh slot; or there is none."""
+    def _donate(self, live: Live, page: Page, slot: int, spared: set[Name]) -> bool:
+        """Attach a running request's state, for which it gets a fresh slot; or there is none.
+
+        `spared`: pages of which no state may be evicted for it.
+        """
         if not self.free_pages[MAMBA]:
-            if not self._state_to_evict(page):
+            real = next(node for node in self.look() if node.name == page.name)
+            if real.state is None:
+                assert not self._state_to_evict(spared), "a state could have been evicted"
                 self.met["donation skipped"] += 1
                 return False
             losses = self.take_losses(MAMBA)
             self.met["evicted for a donation"] += 1
             # The cap on states a path may have taken more.
             assert losses.freed[MAMBA] == 1 or self.setup.cap, f"evicted {losses.freed} for one"
+            assert not spared & {one.name for one in [*losses.gone, *losses.states]}
         real = next(node for node in self.look() if node.name == page.name)
         assert real.state is not None, f"no state at {page.depth}, though there was a slot"
         if self.setup.extra_buffer:
@@ -266,7 +293,9 @@ class OracleRequests(OracleSteps):
             done = self.insert_own(live, end)
             matched, freed = done.matched, len(done.freed_full) * self.setup.page
             last = self.oracle.path(live.namespace, self.prefix(live, end))[-1]
-            if slot is not None and last.state is None:
+            donated = slot is not None and last.state is None
+            self._check_adopted(result, done, end if donated else None)
+            if donated:
                 self.met["state of a finished request"] += 1
                 last.state = slot
                 live.tracked = [one for one in live.tracked if one != slot]

@@ -84,8 +84,12 @@ class OracleSteps(OracleDriver):
         assert result.device_indices.tolist() == slots_of((one.full for one in covered), page)
         assert result.full_kv_hit_length == whole
         assert result.miss_length == units - matched
+        cut = matched < whole
         if reasons is None:
             reasons = self._reasons(path, matched, units)
+        # Where another component cut the match, Full's own reason is told beside it.
+        full_reasons = self._reasons(path, whole, units) if cut else {None}
+        assert result.full_miss_reason in full_reasons
         assert result.miss_reason.value in reasons, f"{result.miss_reason}, expected {reasons}"
         for name in (SWA, MAMBA):
             branch = getattr(result, f"{name}_branching_seqlen")
@@ -326,6 +330,7 @@ class OracleSteps(OracleDriver):
         most = {name: min(targets[name], self.oracle.evictable(name)) for name in wanted}
         losses = self.take_losses(*wanted)
         freed = losses.freed
+        assert result.others == {}
         assert freed == {
             FULL: result.num_tokens_evicted,
             SWA: result.swa_num_tokens_evicted,
@@ -370,10 +375,10 @@ class OracleSteps(OracleDriver):
         assert lock is not None
         receipt = held.receipt if isinstance(held, Held) else held.req.lock
         result = self.call("dec swa", self.cache.dec_swa_lock_only(receipt))
+        others = [name for name in (SWA, MAMBA) if self.has(name)]
         moved = dict.fromkeys(self.setup.components, 0)
-        if self.has(SWA):
-            # What ranks below a window goes with it; without one there is nothing to give up.
-            moved = self.oracle.release(lock, SWA, MAMBA)
+        if others:
+            moved = self.oracle.release(lock, *others)
             self.met["window given up"] += 1
         assert result.unprotected == moved
         self.settle()

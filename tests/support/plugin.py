@@ -33,7 +33,8 @@ def _load() -> ModuleType:
     spec = spec_from_file_location(
         "compressed_sidecar", ROOT / "examples" / "compressed_sidecar.py"
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

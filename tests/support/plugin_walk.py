@@ -8,13 +8,15 @@ lock covers it, and is what the cache tells to those who ask.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 
 from radixtide import (
+    AllocateParams,
     EvictParams,
     InsertParams,
     LockReceipt,
@@ -24,8 +26,10 @@ from radixtide import (
     Request,
     UnifiedRadixCache,
 )
+from radixtide.configs.schema import LimitsConfig
 from support.caches import Delivery, make_config, match, state_of, system_of
 from support.hybrids import AuditedCache, admit, chunk, decode, drain, has
+from support.interceptors import CrashAfter, CrashBefore
 from support.plugin import GROUP, NAME, GroupName, copies, page_ids, with_sidecar
 
 LETTERS: Final = 3
@@ -38,14 +42,16 @@ LONGEST: Final = 5
 class PluginSetup:
     """One configuration of a walk; its repr is a line of Python that makes it again.
 
-    ``ids`` is less than what is cached needs, so that copies are evicted for others.
+    ``ids`` is less than what is cached needs, so that copies are evicted for others. ``crashes``:
+    now and then the component's actor crashes before or after it handles a message.
     """
 
     components: tuple[str, ...] = ("full",)
     page: int = 16
     group: int = GROUP
-    ids: int = 9
+    ids: int = 4
     delivery: Delivery = "direct"
+    crashes: bool = False
 
     def fields(self) -> dict[str, Any]:
         """Return what make_config needs."""
@@ -63,6 +69,7 @@ class PluginSetup:
             max_context=(LONGEST + 3) * group,
             delivery=self.delivery,
             pin_budget=4 * group,
+            limits=LimitsConfig(call_timeout_s=20.0, restarts_max=1_000_000),
         )
 
 
@@ -89,7 +96,7 @@ class PluginWalk:
         self.pinned: list[list[int]] = []
         self.started = 0
         self.transcript: list[str] = []
-        self.met: dict[str, int] = dict.fromkeys(MET, 0)
+        self.met: dict[str, int] = dict.fromkeys((*MET, "crashes"), 0)
         weighted: list[tuple[int, Callable[[], Awaitable[Any]]]] = [
             (12, self.insert),
             (8, self.match),
@@ -114,13 +121,29 @@ class PluginWalk:
             before = copies(self.cache)
             starts = {node.id: node.start for node in state_of(self.cache).tree}
             try:
-                answer = await move()
+                with self._fault():
+                    answer = await move()
                 self.transcript.append(f"{move.__name__}: {answer}")
                 self._check(before, starts)
             except BaseException as error:
                 last = "\n".join(self.transcript[-8:])
                 error.add_note(f"{self.setup}, step {at} ({move.__name__}):\n{last}")
                 raise
+
+    @contextmanager
+    def _fault(self) -> Iterator[None]:
+        """Crash the component's actor at some message of a move."""
+        if not self.setup.crashes or self.rng.randrange(3):
+            yield
+            return
+        kind = self.rng.choice([CrashBefore, CrashAfter])
+        crash = kind(actor=NAME, skip=self.rng.randrange(4))
+        self.cache.add_interceptor(crash)
+        try:
+            yield
+        finally:
+            self.cache.remove_interceptor(crash)
+            self.met["crashes"] += crash.hits
 
     def _check(self, before: dict[GroupName, int], starts: dict[int, int]) -> None:
         now = copies(self.cache)
@@ -224,8 +247,6 @@ class PluginWalk:
         return done
 
     async def _insert(self, prompt: list[int], prev: int, kept: torch.Tensor) -> Any:
-        from radixtide import AllocateParams
-
         cache = self.cache
         live = self.rng.choice([None, None, 0, self.setup.page * 2])
         state = has(cache, "mamba") and bool(self.rng.randrange(2))
