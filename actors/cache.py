@@ -14,12 +14,12 @@ from radixtide.actors import calls
 from radixtide.actors.hold import Hold
 from radixtide.actors.life import CacheLife
 from radixtide.components.api import (
+    CARRIER,
     AllocateParams,
     AllocateResult,
     AuditReport,
     CacheReqResult,
     CacheStats,
-    ComponentType,
     DecLockRefResult,
     EvictParams,
     EvictResult,
@@ -91,7 +91,7 @@ class UnifiedRadixCache(CacheLife):
     def device_indices(
         self,
         node: NodeHandle,
-        component: str = ComponentType.FULL,
+        component: str = CARRIER,
         *,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, torch.Tensor]:
@@ -143,7 +143,7 @@ class UnifiedRadixCache(CacheLife):
     async def free(
         self,
         indices: SlotInput,
-        component: str = ComponentType.FULL,
+        component: str = CARRIER,
         *,
         timeout: float | None = None,
     ) -> None:

@@ -49,20 +49,22 @@ NEVER_STORED = MissReason.NEVER_STORED
 class Matching(msgspec.Struct, gc=False):
     """One match on its way.
 
-    ``counted``: depth up to which this request's hits are counted already. ``full_length``: how far
+    ``counted``: depth up to which this request's hits are counted already. ``carrier_length``: how far
     the carrier alone could be reused. ``asked``: who votes. ``holder``: who gets a copy of the
     state. ``reason``: why a component cut it, None when none did. ``carrier_reason``: why the match
-    of the carrier alone, which was cut, was not longer.
+    of the carrier alone, which was cut, was not longer. ``lengths``: how far each of the others
+    would have gone alone.
     """
 
     p: MatchPrefixParams
     walk: Walk
     counted: int
-    full_length: int
+    carrier_length: int
     asked: list[Cell] | None = None
     holder: int | None = None
     reason: MissReason | None = None
     carrier_reason: MissReason | None = None
+    lengths: dict[str, int] | None = None
 
 
 def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
@@ -115,22 +117,27 @@ def _blame(state: State, job: Matching, votes: list[Sequence[int]], steps: int) 
     """Note how far the carrier goes alone, and which other component cut the match."""
     assert job.asked is not None
     shortest: int | None = None
+    lengths: dict[str, int] = {}
     for cell, accepted in zip(job.asked, votes, strict=True):
         longest = accepted[-1] if accepted else 0
+        depth = _depth(job.walk, longest)
         if cell is state.carrier:
-            job.full_length = _depth(job.walk, longest)
-        elif shortest is None or longest < shortest:
+            job.carrier_length = depth
+            continue
+        lengths[cell.name] = depth
+        if shortest is None or longest < shortest:
             shortest = longest
             job.reason = state.traits[state.cells.index(cell)].miss_reason
-    if _depth(job.walk, steps) >= job.full_length:
+    if _depth(job.walk, steps) >= job.carrier_length:
         job.reason = None
         return
+    job.lengths = lengths
     _note_carrier(state, job)
 
 
 def _note_carrier(state: State, job: Matching) -> None:
     """Note why the carrier's match, which is about to be cut, was not longer."""
-    complete = job.full_length == job.p.key.units
+    complete = job.carrier_length == job.p.key.units
     job.carrier_reason = COMPLETE if complete else _miss_reason(state, job)
 
 
@@ -150,6 +157,7 @@ def _with_copy(state: State, job: Matching) -> Conversation:
             if isinstance(reply, Shortage):
                 if job.reason is None:
                     _note_carrier(state, job)
+                    job.lengths = {cell.name: walk.matched}
                 job.reason = MissReason.NO_SLOT
                 walk.cut(0)
                 break
@@ -219,7 +227,7 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
         lengths = {
             trait.name: None
             if job.reason is MissReason.NO_SLOT
-            else trait.branching(matched, job.full_length)
+            else trait.branching(matched, job.carrier_length)
             for trait in state.traits[1:]
         }
         return MatchResult(
@@ -228,15 +236,16 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
             handle,
             handle,
             reason,
-            job.full_length,
+            job.carrier_length,
             units - matched,
             receipt=receipt,
             full_miss_reason=job.carrier_reason,
+            component_hit_lengths=job.lengths or {},
             **branching(lengths),
         )
     if receipt is None:
         return MatchResult(
-            indices, handle, handle, handle, reason, job.full_length, units - matched
+            indices, handle, handle, handle, reason, job.carrier_length, units - matched
         )
     return MatchResult(
         indices,
@@ -244,7 +253,7 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
         handle,
         handle,
         reason,
-        job.full_length,
+        job.carrier_length,
         units - matched,
         receipt=receipt,
     )

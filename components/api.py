@@ -44,6 +44,10 @@ BUILT_IN: Final = (ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA)
 """Components with fields of their own in parameters and results."""
 
 
+CARRIER: Final = ComponentType.FULL
+"""The first component of every cache: a node exists while it has data of this one."""
+
+
 class EvictLayer(enum.Enum):
     """Which copies of a node's data an eviction takes."""
 
@@ -120,8 +124,9 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
     ``device_indices``: int64 CPU tensor, shape (device match length,); the caller may write to it.
     ``full_kv_hit_length``: length of the Full match on any tier, whatever other components say.
     ``full_miss_reason``: where another component cut the match: why that one was not longer.
-    ``swa_branching_seqlen``, ``mamba_branching_seqlen``: where the match was cut, the length up to
-    which state of these would be worth computing again.
+    ``component_hit_lengths``: there, how long each of the other components alone would have let it
+    be, by name. ``swa_branching_seqlen``, ``mamba_branching_seqlen``: where the match was cut, the
+    length up to which state of these would be worth computing again.
     ``miss_length``: units of the key (whole pages and tail) that the device match does not cover.
     ``receipt``: the lock, when one was asked for.
     """
@@ -139,6 +144,7 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
     swa_branching_seqlen: int | None = None
     mamba_branching_seqlen: int | None = None
     full_miss_reason: MissReason | None = None
+    component_hit_lengths: dict[str, int] = {}
     receipt: LockReceipt | None = None
 
 

@@ -51,7 +51,8 @@ class Insertion(msgspec.Struct, gc=False):
     are counted already. ``priority``: raises that of the nodes on the way. ``running``: the request
     goes on: keep duplicates until its row is rewritten, and return the tree's slots for that.
     ``evicted``: by component, the depth below which the caller has given its slots back already.
-    ``given``: by component, the slot of its own pool that comes with the insert. ``req``: whose it is.
+    ``given``: by component, the slot of its own pool that comes with the insert. ``req``: the
+    request, where it is one's.
 
     On the way: ``matched``: depth of what was there. ``node``: the deepest node. ``leaves``: the
     new nodes, shallow to deep; ``walk.path`` then has every other node, whole after splits.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from radixtide.components.api import (
+    CARRIER,
     ComponentType,
     MissReason,
     Ranges,
@@ -37,8 +38,6 @@ from radixtide.tiers.pairing import NONE, Pairing
 from radixtide.tiers.slots import ANONYMOUS, TREE, Pages, SlotAllocator
 from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import RadixTree
-
-CARRIER = ComponentType.FULL
 
 
 def merged(ranges: list[tuple[int, int]]) -> Ranges:

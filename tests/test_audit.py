@@ -40,7 +40,8 @@ def test_every_clause_that_the_audit_knows_is_broken_by_some_test() -> None:
             known.update(re.findall(r'Violation\(\s*"(\w+)"', text))
             known.update(re.findall(r'report\(\s*"(\w+)"', text))
     assert {"sizes", "slots", "lost"} <= known
-    assert known == {damage.clause for damage in (*DAMAGES, *HYBRID_DAMAGES)}
+    broken = {damage.clause for damage in DAMAGES}
+    assert known == broken | {damage.clause for damage in HYBRID_DAMAGES}
 
 
 @DERIVED

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from radixtide import EvictParams, UnifiedRadixCache
-from support.broken_hybrid import HYBRID_DAMAGES, HybridDamage
-from support.caches import MakeCache, assert_nothing_held
+from radixtide import UnifiedRadixCache
+from support.broken_hybrid import HYBRID_DAMAGES
+from support.caches import MakeCache
+from support.hybrid_damage import HybridDamage
 from support.interceptors import CrashBefore
 from support.world_hybrid import HYBRID_WORLD, populate_hybrid
 

@@ -244,6 +244,18 @@ async def test_g76_a_finished_request_donates_its_state_and_keeps_none(
         assert (parts.evictable, parts.held) == (1, 0)
         assert (req.mamba_pool_idx, req.mamba_ping_pong) == (None, None)
         assert len((await match(cache, key(16))).device_indices) == 12
+        # The newest of what was committed: here the one before the last.
+        late = await admit(cache, "late", tokens(16, 50))
+        late.note_state(8)
+        late.note_state(12)
+        late.kv_committed_len = 10
+        assert (await cache.cache_finished_req(late)).inserted_len == 8
+        parts = await pool(cache, "mamba")
+        assert (parts.evictable, parts.held) == (2, 0)
+        # Without a state all is cached, and it is good for Full alone.
+        bare = await admit(cache, "bare", tokens(16, 100))
+        assert (await cache.cache_finished_req(bare)).inserted_len == 16
+        assert (await pool(cache, "mamba")).evictable == 2
         await assert_nothing_held(cache)
 
 
@@ -267,6 +279,7 @@ async def test_g77_a_running_request_has_another_slot_for_the_state_it_donates(
         assert contents(cache, other.mamba_pool_idx) == 8.0
         await cache.abort_req(other)
         await cache.abort_req(req)
+        await assert_nothing_held(cache)
     # Without a ring it goes on in its working slot, and the tree gets a copy.
     async with make_cache(**hybrid(STATES, page_size=1, holds_states=True)) as cache:
         req = await admit(cache, "r", tokens(6))
@@ -321,6 +334,15 @@ async def test_g79_an_insert_tells_what_each_component_adopted(make_cache: MakeC
         assert await windows(cache, told.last_device_node) == ".#####"
         parts = await pool(cache, "swa")
         assert (parts.evictable, parts.held, parts.free) == (20, 0, parts.size - 20)
+        # The calls that cache a request tell it too.
+        req = await admit(cache, "r", tokens(12, 50), live=4)
+        req.kv_committed_len = 8
+        running = await cache.cache_unfinished_req(req)
+        assert running.component_adopted == {}
+        req.kv_committed_len = 12
+        req.note_state(12)
+        done = await cache.cache_finished_req(req)
+        assert done.component_adopted == {"swa": ((8, 12),), "mamba": ((11, 12),)}
         await assert_nothing_held(cache)
 
 

@@ -255,4 +255,5 @@ def test_the_document_lists_every_clause_that_can_be_broken() -> None:
     text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| \[(G\d+)\] \| `(\w+)` \|", text, flags=re.MULTILINE))
     assert listed == CLAUSES
-    assert set(listed.values()) == {damage.clause for damage in (*DAMAGES, *HYBRID_DAMAGES)}
+    broken = {damage.clause for damage in DAMAGES}
+    assert set(listed.values()) == broken | {damage.clause for damage in HYBRID_DAMAGES}

@@ -8,7 +8,7 @@ by itself, from the calls and their results, and after each step the whole cache
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +24,9 @@ from radixtide.tiers.slots import ANONYMOUS, FREE, TREE
 from radixtide.tree.key import RadixKey
 from support.caches import system_of
 from support.driver import NAMESPACES, SteppedLoop, plain
-from support.oracle import FULL, MAMBA, SWA, Lock, Namespace, Oracle, Page, Pair, Tokens
+from support.oracle import FULL, MAMBA, SWA, Lock, Name, Namespace, Oracle, Page, Pair, Tokens
 from support.oracle_evict import Losses, find_losses
+from support.oracle_recency import Recency
 from support.oracle_setup import Contents, HybridSetup
 from support.oracle_view import Seen, by_page, look, protection_faults, slots_of
 
@@ -104,9 +105,11 @@ class OracleDriver:
         self.live: list[Live] = []
         self.generation = 0
         self.started = 0
+        self.settled = 0
         self.transcript: list[str] = []
         self.met: Counter[str] = Counter()
         self.seen: list[Seen] = []
+        self.recency = Recency(self.oracle)
         self.contents = Contents(self.cache)
         self._namespaces = {RadixKey([1], *names).namespace: names for names in NAMESPACES}
 
@@ -214,11 +217,21 @@ class OracleDriver:
         """Return what is on the nodes of the real tree."""
         return look(self.cache, self._namespaces)
 
-    def take_losses(self, *wanted: str) -> Losses:
-        """Take over what an eviction for the pools of `wanted` took, when that was allowed."""
+    def take_losses(
+        self, *wanted: str, target: int | None = None, spared: Iterable[Name] = ()
+    ) -> Losses:
+        """Take over what an eviction for the pools of `wanted` took, when that was allowed.
+
+        `target`: slots to be freed of the only pool that was asked for, where the order is to be
+        checked; `spared`: pages that it had to pass over.
+        """
         oracle = self.oracle
         nodes = self.look()
         losses = find_losses(oracle, nodes, self.seen)
+        if target is not None and wanted[0] != FULL:
+            due = self.recency.victims(wanted[0], target, self.seen, spared)
+            lost = losses.ends(wanted[0])
+            assert lost == due, f"{wanted[0]}: lost {lost}, the least recently used are {due}"
         faults = losses.faults(oracle, set(wanted))
         assert not faults, "\n".join(faults)
         self.met["inner node lost its window"] += len(losses.tombstones)
@@ -242,10 +255,14 @@ class OracleDriver:
     # -- comparison -------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Compare everything that can be seen with the oracle, and audit."""
+        """Compare everything that can be seen with the oracle, and audit, every so many steps."""
+        self.seen = nodes = self.look()
+        self.recency.catch_up(nodes)
+        self.settled += 1
+        if self.settled % self.setup.audit_every:
+            return
         report = self.run(self.cache.audit())
         assert report.ok, report.violations
-        self.seen = nodes = self.look()
         faults = protection_faults(nodes)
         assert not faults, "\n".join(faults)
         self._check_nodes(nodes)

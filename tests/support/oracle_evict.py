@@ -37,6 +37,13 @@ class Losses:
         """Pages that are still there and lost their SWA."""
         return [page for _, pages in self.tombstones for page in pages]
 
+    def ends(self, component: str) -> set[Name]:
+        """Return the last pages of the nodes that lost data of `component`."""
+        if component == MAMBA:
+            return {one.name for one in [*self.gone, *self.states] if one.state is not None}
+        gone = {pages[-1].name for pages in self.nodes if pages[-1].swa is not None}
+        return gone | {last.name for last, _ in self.tombstones}
+
     def count(self) -> None:
         """Note what was freed in all, and the most of one node, per component in slots."""
         nodes = [*self.nodes, *(pages for _, pages in self.tombstones)]

@@ -11,6 +11,7 @@ from radixtide.components.api import AllocateParams, CacheReqResult, MatchPrefix
 from radixtide.components.request import Request
 from support.oracle import FULL, MAMBA, SWA, Insertion, Name, Namespace, Page, Tokens
 from support.oracle_driver import Live
+from support.oracle_recency import Use
 from support.oracle_steps import OracleSteps
 
 
@@ -59,7 +60,8 @@ class OracleRequests(OracleSteps):
         # Whatever is evicted for the copy, it is not what matched.
         covered = self.oracle.lock(path, expected)
         if evicts:
-            losses = self.take_losses(MAMBA)
+            spared = [path[expected // self.setup.page - 1].name]
+            losses = self.take_losses(MAMBA, target=1, spared=spared)
             assert losses.freed[MAMBA] == 1, f"evicted {losses.freed} for one state"
             self.met["evicted for a copy"] += 1
         self.check_match(result, live.namespace, live.tokens, path, expected, reasons)
@@ -168,6 +170,7 @@ class OracleRequests(OracleSteps):
         done = self.oracle.insert(
             live.namespace, live.tokens, given, live.protected, end, live.swa_evicted
         )
+        self.recency.use(Use(live.namespace, live.tokens, end, done.swa_adopted))
         self.give_back(done.freed_full, done.freed_swa)
         return done
 
@@ -257,7 +260,8 @@ class OracleRequests(OracleSteps):
                 assert not self._state_to_evict(spared), "a state could have been evicted"
                 self.met["donation skipped"] += 1
                 return False
-            losses = self.take_losses(MAMBA)
+            target = None if self.setup.cap else 1
+            losses = self.take_losses(MAMBA, target=target, spared=spared)
             self.met["evicted for a donation"] += 1
             # The cap on states a path may have taken more.
             assert losses.freed[MAMBA] == 1 or self.setup.cap, f"evicted {losses.freed} for one"

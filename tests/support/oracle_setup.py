@@ -24,6 +24,7 @@ class HybridSetup:
     """One configuration of a run; its repr is a line of Python that makes it again.
 
     ``chunk``: grid of states, in units; 0 is one page. ``cap``: states kept a path.
+    ``audit_every``: steps between audits and full comparisons.
     """
 
     components: tuple[str, ...] = (FULL,)
@@ -38,6 +39,7 @@ class HybridSetup:
     bigram: bool = False
     delivery: Literal["direct", "queued"] = "direct"
     policy: str = "lru"
+    audit_every: int = 1
 
     @property
     def counts(self) -> dict[str, int]:

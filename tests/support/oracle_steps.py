@@ -28,6 +28,7 @@ from radixtide.configs.errors import (
 from support.oracle import FULL, MAMBA, SWA, Namespace, Page, Pair, Tokens
 from support.oracle_driver import Held, Live, OracleDriver
 from support.oracle_evict import Losses
+from support.oracle_recency import Use
 from support.oracle_view import pages_of, slots_of
 
 
@@ -98,6 +99,8 @@ class OracleSteps(OracleDriver):
                 assert matched < branch <= whole
                 assert branch % (self.setup.grid if name == MAMBA else page) == 0
         last = covered[-1] if covered else None
+        if matched:
+            self.recency.use(Use(namespace, tokens, matched))
         node = self.cache._tree.nodes[result.last_device_node.id]
         assert node.end == matched
         assert result.best_match_node == result.last_device_node
@@ -154,6 +157,7 @@ class OracleSteps(OracleDriver):
         if result is not None:
             used = given[: (end - prev) // page]
             done = oracle.insert(namespace, tokens, used, prev, end, evicted)
+            self.recency.use(Use(namespace, tokens, end, done.swa_adopted))
             self.loose = [pair for pair in self.loose if pair not in used]
             self.give_back(done.freed_full, done.freed_swa)
             assert (result.prefix_len, result.inserted_len) == (done.matched, end)
@@ -328,7 +332,8 @@ class OracleSteps(OracleDriver):
         """Take over an eviction, and compare its amounts with what was wanted and told."""
         wanted = [name for name, slots in targets.items() if slots > 0]
         most = {name: min(targets[name], self.oracle.evictable(name)) for name in wanted}
-        losses = self.take_losses(*wanted)
+        target = targets[wanted[0]] if len(wanted) == 1 else None
+        losses = self.take_losses(*wanted, target=target)
         freed = losses.freed
         assert result.others == {}
         assert freed == {

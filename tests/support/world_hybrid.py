@@ -25,8 +25,8 @@ class HybridWorld(NamedTuple):
     ``stem`` [0, 8) leads to ``left`` [8, 16) with ``tail`` [16, 24), and to the tombstone ``gone``
     [8, 16) with ``right`` [16, 24). Both leaves have a state. ``right`` and its window are locked
     by ``receipt``. ``spent`` is locked by a receipt that gave up its window. ``trunk`` [0, 8) leads
-    to ``twig`` [8, 12), so that a window that ends there begins inside of ``trunk``. ``loose``, with
-    a state, and ``older``, without, are leaves that nobody locks.
+    to ``twig`` [8, 12), so that a window that ends there begins inside of ``trunk``. ``loose``,
+    with a state, and ``older``, without, are leaves that nobody locks.
 
     ``req`` has cached 16 of 40 tokens, with a state, and given back the SWA slots of ``[16, 32)``;
     ``own`` are its Full slots from 16 on. ``waiting`` holds one state and nothing else. The caller
