@@ -49,8 +49,8 @@ NEVER_STORED = MissReason.NEVER_STORED
 class Matching(msgspec.Struct, gc=False):
     """One match on its way.
 
-    ``counted``: depth up to which this request's hits are counted already. ``carrier_length``: how far
-    the carrier alone could be reused. ``asked``: who votes. ``holder``: who gets a copy of the
+    ``counted``: depth up to which this request's hits are counted already. ``carrier_length``: how
+    far the carrier alone could be reused. ``asked``: who votes. ``holder``: who gets a copy of the
     state. ``reason``: why a component cut it, None when none did. ``carrier_reason``: why the match
     of the carrier alone, which was cut, was not longer. ``lengths``: how far each of the others
     would have gone alone.

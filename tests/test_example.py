@@ -12,6 +12,24 @@ from support.rooms import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OUTPUT = {
+    "compressed_sidecar": (
+        "first: 0 of 400 tokens cached; compressed now: 0 to 384\n"
+        "second: 192 of 300 tokens cached; compressed now: 128 to 256\n"
+        "tree: 3 nodes, generation 0, page 16, 0 receipts, 0 requests, 0 pins\n"
+        "- node 2 [0, 192) touch 3, hits 1, priority 0 | "
+        "full: 192 slots, locks 0; sidecar: page ids 0\n"
+        "  - node 1 [192, 400) touch 1, hits 0, priority 0 | "
+        "full: 208 slots, locks 0; sidecar: page ids 1, 2\n"
+        "  - node 3 [192, 288) touch 3, hits 0, priority 0 | "
+        "full: 96 slots, locks 0; sidecar: page ids 3\n"
+        "first: 400 tokens cached; id 0 (mean 63.5), id 1 (mean 191.5), id 2 (mean 319.5)\n"
+        "second: 288 tokens cached; id 0 (mean 63.5), id 3 (mean 979)\n"
+        "evicted 3 page ids, 0 tokens\n"
+        "first: 400 tokens cached; id 0 (mean 63.5), no copy, no copy\n"
+        "first again: 400 of 400 tokens cached; compressed now: 128 to 384\n"
+        "page ids: 3 free, 3 in use of 6\n"
+        "sound: True\n"
+    ),
     "first_match": "48 of 96 tokens; never_stored\n",
     "hybrid_models": (
         "first: 0 tokens found (never_stored), 80 window slots held\n"
