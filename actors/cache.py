@@ -59,7 +59,8 @@ class UnifiedRadixCache(CacheLife):
 
     Calls that take (match_prefix, allocate, inc_lock_ref) are undone when they are cancelled or
     time out. Calls that give (insert, free, dec_lock_ref, cache_finished_req, cache_unfinished_req,
-    abort_req) are carried out once made. A typed error of either kind has changed nothing.
+    abort_req) are carried out once made. A typed error of either kind has changed nothing, but for
+    evictions made on its behalf; ActorFailed leaves open how far the call came.
     docs/guarantees.md states all of this, and each of its sentences has a test.
 
     A call checks its arguments and returns a coroutine; so a wrong type raises at the call, all

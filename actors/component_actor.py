@@ -45,8 +45,9 @@ from radixtide.actors.messages import (
     Validate,
 )
 from radixtide.components.api import Slots, Violation
-from radixtide.components.base import Reserved, Shortage, Sizes, TreeComponent
+from radixtide.components.base import TreeComponent
 from radixtide.components.insertion import InsertPart
+from radixtide.components.outcomes import Reserved, Shortage, Sizes
 from radixtide.tree.node import Node
 
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from radixtide.components.api import Slots
-from radixtide.components.base import Census, Reserved
 from radixtide.components.insertion import Insertion
+from radixtide.components.outcomes import Census, Reserved
 from radixtide.components.request import Request
 from radixtide.tree.node import Node
 

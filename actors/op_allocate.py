@@ -26,7 +26,7 @@ from radixtide.actors.messages import (
 from radixtide.actors.op_evict import NO_EVICTION, add_freed, expire_pins
 from radixtide.actors.state import State, close_if_empty
 from radixtide.components.api import AllocateParams, AllocateResult, EvictResult, Slots
-from radixtide.components.base import Reserved, Shortage, Sizes
+from radixtide.components.outcomes import Reserved, Shortage, Sizes
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest, OutOfSlots
 from radixtide.tiers.slots import ANONYMOUS, EMPTY
@@ -53,7 +53,7 @@ def allocate(state: State, p: AllocateParams) -> Conversation:
             yield from _make_room(state, wanted, holder, freed)
         if p.num_tokens:
             reserved = yield from _reserve(state, p.num_tokens, holder, freed)
-    except (GeneratorExit, OutOfSlots):
+    except BaseException:
         if entry is not None:
             close_if_empty(state, entry)
         raise

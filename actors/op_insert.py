@@ -138,12 +138,12 @@ def _with_grants(state: State, of: tuple[Insertion, Then]) -> Conversation:
         slots: Slots | None = None
         if check.needs:
             wanted = {cell.name: check.needs}
-            short = yield cell, Quote(wanted, job.holder)
+            short = yield cell, Quote(wanted, job.own_holder)
             if short is not None and short.sizes.free + short.sizes.evictable >= short.wanted:
                 yield from evict_one(state, cell, short.wanted - short.sizes.free, spare)
-                short = yield cell, Quote(wanted, job.holder)
+                short = yield cell, Quote(wanted, job.own_holder)
             if short is None:
-                slots = yield cell, Grant(wanted, job.holder)
+                slots = yield cell, Grant(wanted, job.own_holder)
             else:
                 state.counters.donations_skipped += 1
         granted.append(slots)

@@ -9,7 +9,7 @@ from radixtide.actors.calls import DecLockRef, DecWindowLock, IncLockRef
 from radixtide.actors.messages import GetSizes, Lock, LockSplit, Unlock
 from radixtide.actors.state import LiveReceipt, State
 from radixtide.components.api import DecLockRefResult, LockReceipt, NodeHandle
-from radixtide.components.base import RELEASED
+from radixtide.components.outcomes import RELEASED
 from radixtide.configs.errors import ReceiptError
 from radixtide.tree.node import Node
 

@@ -32,7 +32,7 @@ from radixtide.components.api import (
     Slots,
     branching,
 )
-from radixtide.components.base import Reserved, Shortage
+from radixtide.components.outcomes import Reserved, Shortage
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidInput, InvalidRequest
 from radixtide.tiers.slots import EMPTY

@@ -97,6 +97,7 @@ class Progress:
             running,
             walk.matched,
             walk.start,
+            self.entry.holder if self.entry is not None else ANONYMOUS,
             req=self.req,
         )
 

@@ -13,8 +13,8 @@ from radixtide.actors.ledger import Entry, Ledger
 from radixtide.actors.messages import Split, Splits
 from radixtide.actors.pins import PinBoard
 from radixtide.components.api import LockReceipt, MissReason, NodeHandle
-from radixtide.components.base import RELEASED, Traits
 from radixtide.components.checks import check_handle, check_receipt
+from radixtide.components.outcomes import RELEASED, Traits
 from radixtide.components.request import Request
 from radixtide.configs.errors import (
     ForeignReceipt,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from radixtide.actors.state import State
 from radixtide.components.api import Violation
-from radixtide.components.base import Traits
+from radixtide.components.outcomes import Traits
 from radixtide.tree.key import TOKEN_BYTES
 from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import RadixTree

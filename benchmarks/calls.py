@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.driver import COMPONENTS, Delivery, Driver, Totals, config_for, summary
+from benchmarks.driver import Driver, Totals, summary
 from benchmarks.generators import OWN, SMALL, Factory, Workload, load
 from benchmarks.recorder import Recorder, resident_bytes, settle
+from benchmarks.sets import COMPONENTS, Delivery, config_for
 from radixtide import UnifiedRadixCache
 
 IMPLS: dict[str, Delivery] = {"direct": "direct", "queued": "queued"}
@@ -63,7 +64,7 @@ def measure(
 ) -> Iterator[Row]:
     """Run `workload` once against a fresh cache and yield its rows, the summary last."""
     impl = "radixtide" if delivery == "direct" else f"radixtide-{delivery}"
-    config = config_for(workload, page, components, delivery)
+    config = config_for(workload, page, components, delivery, verify=verify)
     recorder = Recorder()
     spent: Row = {}
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from time import perf_counter_ns as now
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +25,8 @@ import torch
 
 from benchmarks.generators import Tokens, Workload
 from benchmarks.recorder import Recorder
+from benchmarks.sets import WINDOW, state_grid
+from benchmarks.verifier import Verifier, WrongAnswerError
 from radixtide import UnifiedRadixCache
 from radixtide.components.api import (
     AllocateParams,
@@ -35,34 +37,7 @@ from radixtide.components.api import (
     MatchPrefixParams,
     NodeHandle,
 )
-from radixtide.configs.schema import (
-    CacheConfig,
-    FullPoolConfig,
-    MambaPoolConfig,
-    PoolsConfig,
-    RequestPoolConfig,
-    SwaPoolConfig,
-)
 from radixtide.tree.key import RadixKey
-
-Delivery: TypeAlias = Literal["direct", "queued"]
-
-COMPONENTS: dict[str, tuple[str, ...]] = {
-    "full": ("full",),
-    "full_swa": ("full", "swa"),
-    "full_mamba": ("full", "mamba"),
-    "full_swa_mamba": ("full", "swa", "mamba"),
-}
-"""What ``--components`` may name."""
-
-WINDOW = 128
-"""Tokens of the sliding window."""
-STATE_GRID = 64
-"""States are kept at multiples of this many tokens, where a page has more than one token."""
-
-
-class WrongAnswerError(AssertionError):
-    """The cache gave indices of other tokens, lost a slot, or failed its own audit."""
 
 
 class Running(msgspec.Struct):
@@ -91,43 +66,6 @@ class Totals(msgspec.Struct):
     digest: str = ""
 
 
-def state_grid(page: int, components: str) -> int:
-    """Return the tokens of which every length that is inserted is a multiple."""
-    return max(page, STATE_GRID) if "mamba" in COMPONENTS[components] and page > 1 else page
-
-
-def config_for(
-    workload: Workload, page: int, components: str = "full", delivery: Delivery = "direct"
-) -> CacheConfig:
-    """Return the config of a cache for `workload`: slots are counted, no bytes lie behind them.
-
-    The SWA pool is as large as Full's, and there is a state for every insert: what is measured is
-    the price of the components, not the luck of their evictions.
-    """
-    names = COMPONENTS[components]
-    size = -(-workload.pool_tokens // page) * page
-    swa = max(size, -(-WINDOW // page) * page)
-    return CacheConfig(
-        components=names,
-        page_size=page,
-        window=WINDOW if "swa" in names else None,
-        pools=PoolsConfig(
-            full=FullPoolConfig(size=size, holds_bytes=False),
-            swa=SwaPoolConfig(size=swa, holds_bytes=False) if "swa" in names else None,
-            mamba=MambaPoolConfig(
-                size=workload.max_inserts,
-                holds_bytes=False,
-                extra_buffer=page > 1,
-                chunk=STATE_GRID if page > 1 else 1,
-            )
-            if "mamba" in names
-            else None,
-            requests=RequestPoolConfig(max_requests=1, max_context=page),
-        ),
-        delivery=delivery,
-    )
-
-
 class Driver:
     """Runs one workload against one open cache.
 
@@ -135,9 +73,9 @@ class Driver:
         workload: the stream.
         cache: an open cache, empty, with a pool of ``workload.pool_tokens``.
         recorder: takes the durations.
-        verify: track which token each slot holds, compare every list of indices with it, the SWA
-            slots bound to them too, and audit the cache at the end (slow; durations then mean
-            nothing).
+        verify: track what each slot and each state holds, compare with it whatever the cache hands
+            out, and audit the cache at the end (slow; durations then mean nothing). The cache must
+            be one of ``config_for(..., verify=True)``.
     """
 
     def __init__(
@@ -146,7 +84,6 @@ class Driver:
         self.workload = workload
         self.cache = cache
         self.recorder = recorder
-        self.verify = verify
         self.totals = Totals()
         self.page = cache.page_size
         names = cache.config.components
@@ -160,12 +97,7 @@ class Driver:
         self.free = self.size
         self._digest = hashlib.blake2b(digest_size=8)
         self._running: dict[int | None, Running] = {}
-        # Slot numbers may start past a reserved page.
-        room = self.size + self.page if verify else 0
-        self._content = np.full(room, -1, dtype=np.int64)
-        swa = cache.config.pools.swa
-        room = swa.size + self.page if verify and swa is not None else 0
-        self._swa_content = np.full(room, -1, dtype=np.int64)
+        self._verifier = Verifier(workload.name, cache) if verify else None
 
     async def run(self) -> Totals:
         """Run the whole stream; raise :class:`WrongAnswerError` where the cache is wrong."""
@@ -219,8 +151,8 @@ class Driver:
         totals.matched_tokens += length
         totals.query_tokens += len(tokens)
         self.note(length)
-        if self.verify:
-            await self._check_content(tokens, indices)
+        if self._verifier is not None:
+            await self._verifier.check_match(tokens, indices)
         return result.last_device_node, indices
 
     async def _lock(self, node: NodeHandle, tag: str | None, tokens: int) -> LockReceipt:
@@ -240,7 +172,7 @@ class Driver:
         length = self._aligned(len(tokens))
         await self._grow(request, tokens, length, tag)
         key = RadixKey(tokens[:length])
-        state = await self._prepare(request, length)
+        state = await self._prepare(request, tokens, length)
         row, owned, cache = request.row, request.owned, self.cache
         t0 = now()
         if self.components == "full":
@@ -288,8 +220,8 @@ class Driver:
         t0 = now()
         indices = await cache.device_indices(result.last_device_node)
         self.recorder.add("indices_after_insert", tag, now() - t0, length)
-        if self.verify:
-            await self._check_content(tokens, indices)
+        if self._verifier is not None:
+            await self._verifier.check(tokens, indices)
         old = request.lock
         request.lock = await self._lock(result.last_device_node, tag, length)
         await self._unlock(old, tag, length)
@@ -299,7 +231,9 @@ class Driver:
         result = await self._insert(request, tokens, tag)
         await self._unlock(request.lock, tag, result.inserted_len)
 
-    async def _prepare(self, request: Running, length: int) -> npt.NDArray[np.int64] | None:
+    async def _prepare(
+        self, request: Running, tokens: Tokens, length: int
+    ) -> npt.NDArray[np.int64] | None:
         """Do what an engine does before it inserts `length` tokens; return the state to insert.
 
         SWA slots more than a window and a page away from the end go back, in whole pages.
@@ -314,7 +248,10 @@ class Driver:
             return None
         allocated = await self.cache.allocate(AllocateParams(mamba_num=1))
         assert allocated.mamba_indices is not None
-        return allocated.mamba_indices.numpy()
+        state = allocated.mamba_indices.numpy()
+        if self._verifier is not None:
+            self._verifier.wrote_state(int(state[0]), tokens[:length])
+        return state
 
     async def _grow(self, request: Running, tokens: Tokens, length: int, tag: str | None) -> None:
         have = len(request.row)
@@ -328,40 +265,12 @@ class Driver:
         fresh = allocated.indices.numpy()
         # Lengths are whole pages here, so there is no rest of a last page to give back.
         self.free -= len(fresh)
-        if self.verify:
-            self._content[fresh] = tokens[have:length]
-            if self.has_window:
-                assert allocated.swa_indices is not None
-                self._swa_content[allocated.swa_indices.numpy()] = tokens[have:length]
+        if self._verifier is not None:
+            self._verifier.computed(allocated, tokens[have:length])
         request.row = np.concatenate((request.row, fresh)) if have else fresh
 
     def _aligned(self, length: int) -> int:
         return length - length % self.grid
-
-    # -- checks --------------------------------------------------------------------------------
-
-    async def _check_content(self, tokens: Tokens, indices: torch.Tensor) -> None:
-        if not np.array_equal(self._content[indices.numpy()], tokens[: len(indices)]):
-            raise WrongAnswerError(
-                f"{self.workload.name}: a list of {len(indices)} indices is not that of its tokens"
-            )
-        if self.has_window:
-            await self._check_window(tokens, indices)
-        self.totals.checked += 1
-
-    async def _check_window(self, tokens: Tokens, indices: torch.Tensor) -> None:
-        """Check the SWA slots of a prefix: its last window is there, and all are its tokens'."""
-        slots = (await self.cache.component_slots("swa", indices)).numpy()
-        if (slots[-WINDOW:] < 0).any():
-            raise WrongAnswerError(
-                f"{self.workload.name}: {len(indices)} tokens are cached, but not the SWA slots of "
-                "all of their last window"
-            )
-        kept = slots >= 0
-        if not np.array_equal(self._swa_content[slots[kept]], tokens[: len(slots)][kept]):
-            raise WrongAnswerError(
-                f"{self.workload.name}: SWA slots of {len(indices)} tokens are not those tokens'"
-            )
 
     async def _check_slots(self) -> None:
         free = (await self.cache.stats()).pools["full"]["device"].free
@@ -370,10 +279,9 @@ class Driver:
                 f"{self.workload.name}: the cache says {free} slots are free; "
                 f"by its answers it must be {self.free}"
             )
-        if self.verify:
-            report = await self.cache.audit()
-            if not report.ok:
-                raise WrongAnswerError(f"{self.workload.name}: {report.violations}")
+        if self._verifier is not None:
+            self.totals.checked = self._verifier.checked
+            await self._verifier.finish()
 
 
 def summary(totals: Totals) -> dict[str, Any]:
@@ -381,13 +289,4 @@ def summary(totals: Totals) -> dict[str, Any]:
     return msgspec.structs.asdict(totals)
 
 
-__all__ = (
-    "COMPONENTS",
-    "Delivery",
-    "Driver",
-    "Totals",
-    "WrongAnswerError",
-    "config_for",
-    "state_grid",
-    "summary",
-)
+__all__ = ("Driver", "Totals", "summary")

@@ -18,9 +18,9 @@ import typer
 from rich.console import Console
 
 from benchmarks.calls import choose, run_async
-from benchmarks.driver import COMPONENTS, config_for, state_grid
 from benchmarks.generators import VOCABULARY, OwnWorkload
 from benchmarks.recorder import resident_bytes
+from benchmarks.sets import COMPONENTS, config_for, state_grid
 from radixtide import AllocateParams, InsertParams, RadixKey, UnifiedRadixCache
 
 

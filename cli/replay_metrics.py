@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from radixtide.components.api import BUILT_IN, EvictResult, MatchResult, PoolStats
+from radixtide.components.api import EvictResult, MatchResult, PoolStats
 
 Answer = TypeVar("Answer")
 
@@ -106,7 +106,8 @@ class Tally(msgspec.Struct):
     ``blocks`` and ``tokens`` are those of all requests that arrived, the refused too;
     ``looked_up`` are the tokens of those that were admitted so far. Of these, ``full_hits`` are
     what the match would have had if there were Full alone, and ``lost`` tells by reason what was
-    not reused. ``evicted``: slots by component. ``deferred``: admissions put off because the pool
+    not reused; ``cut`` is, by component, what it alone would have taken from Full's hits.
+    ``evicted``: slots by component. ``deferred``: admissions put off because the pool
     had no room. ``retracted``: times a running request gave its slots back and queued again.
     """
 
@@ -125,6 +126,7 @@ class Tally(msgspec.Struct):
     deferred: int = 0
     miss_reasons: Counter[str] = msgspec.field(default_factory=Counter)
     lost: Counter[str] = msgspec.field(default_factory=Counter)
+    cut: Counter[str] = msgspec.field(default_factory=Counter)
     evicted: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
@@ -162,6 +164,10 @@ class Tally(msgspec.Struct):
         lost = self.lost
         if full > hits:
             lost[reason] += full - hits
+            for name, length in match.component_hit_lengths.items():
+                # For want of a slot the match came to nothing, whatever states there are.
+                reach = 0 if (reason, name) == ("no_slot", "mamba") else length
+                self.cut[name] += full - min(reach, full)
         tail = min(of % page, of - full)
         if tail:
             lost["unaligned_tail"] += tail
@@ -176,9 +182,7 @@ class Tally(msgspec.Struct):
 
     def component_hits(self, name: str) -> int:
         """Return the tokens that Full and the component `name` alone would have let reuse."""
-        whose = name if name in BUILT_IN else "plug-in"
-        cut = sum(self.lost[reason] for reason, by in CUT_BY.items() if by == whose)
-        return self.full_hits - cut
+        return self.full_hits - self.cut[name]
 
     def count_evicted(self, evicted: EvictResult) -> None:
         """Count what an allocation evicted, by component."""

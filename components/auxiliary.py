@@ -20,7 +20,8 @@ import numpy as np
 
 from radixtide.components.api import EvictLayer, Slots, StoredSlots, Violation
 from radixtide.components.auxiliary_audit import audit_auxiliary
-from radixtide.components.base import RELEASED, Census, TreeComponent
+from radixtide.components.base import TreeComponent
+from radixtide.components.outcomes import RELEASED, Census
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.slots import EMPTY
 from radixtide.tree.lru import LruList

@@ -114,7 +114,12 @@ def check_allocate(params: AllocateParams) -> AllocateParams:
     expect(params, AllocateParams, "params")
     tokens = as_count(params.num_tokens, "num_tokens")
     if params.swa_num_tokens is not None:
-        as_count(params.swa_num_tokens, "swa_num_tokens")
+        some = as_count(params.swa_num_tokens, "swa_num_tokens")
+        if some > tokens:
+            raise InvalidInput(
+                f"swa_num_tokens {some} is more than num_tokens {tokens}: a slot of the window's "
+                "pool goes with a token's own; leave it out for as many as there are tokens"
+            )
     as_count(params.mamba_num, "mamba_num")
     if params.req is not None:
         check_request(params.req)

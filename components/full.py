@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from radixtide.components.api import ComponentType, EvictLayer, Slots, StoredSlots, Violation
-from radixtide.components.base import Census, TreeComponent, Validator
+from radixtide.components.base import TreeComponent, Validator
 from radixtide.components.full_audit import audit_full, hollow_nodes, tree_slots
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.components.leaf_order import LeafOrder
+from radixtide.components.outcomes import Census
 from radixtide.components.policies import make_policy
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.kv_pool import TokenToKVPool

@@ -8,6 +8,7 @@ import msgspec
 
 from radixtide.components.api import Ranges, Slots
 from radixtide.components.request import Request
+from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree.node import Node
 from radixtide.tree.radix_tree import Walk
 
@@ -50,7 +51,9 @@ class Insertion(msgspec.Struct, gc=False):
     below which the slots are the tree's own. ``counted``: depth below which this request's hits
     are counted already. ``priority``: raises that of the nodes on the way. ``running``: the request
     goes on: keep duplicates until its row is rewritten, and return the tree's slots for that.
-    ``evicted``: by component, the depth below which the caller has given its slots back already.
+    ``own_holder``: who holds what the request has of other pools, also where a scheduler holds the
+    slots of its tokens itself. ``evicted``: by component, the depth below which the caller has
+    given its slots back already.
     ``given``: by component, the slot of its own pool that comes with the insert. ``req``: the
     request, where it is one's.
 
@@ -69,6 +72,7 @@ class Insertion(msgspec.Struct, gc=False):
     running: bool
     matched: int
     node: Node
+    own_holder: int = ANONYMOUS
     evicted: dict[str, int] | None = None
     given: dict[str, int] | None = None
     req: Request | None = None

@@ -17,8 +17,9 @@ import numpy as np
 
 from radixtide.components.api import ComponentType, MissReason, Slots
 from radixtide.components.auxiliary import AuxiliaryComponent
-from radixtide.components.base import Reserved, Shortage, Validator
+from radixtide.components.base import Validator
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
+from radixtide.components.outcomes import Reserved, Shortage
 from radixtide.components.request import Request
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.holdings import Holding
@@ -131,7 +132,7 @@ class MambaComponent(AuxiliaryComponent):
         And whether it is the working slot, which a running request goes on using.
         """
         req = job.req
-        holding = self.holdings.get(job.holder)
+        holding = self.holdings.get(job.own_holder)
         if req is None or holding is None:
             return None
         if not self.pool.extra_buffer:
@@ -183,12 +184,12 @@ class MambaComponent(AuxiliaryComponent):
         return self._donate(job, *found)
 
     def _donate(self, job: Insertion, place: int, working: bool) -> InsertPart:
-        holding = self.holdings[job.holder]
+        holding = self.holdings[job.own_holder]
         slots = holding.slots().copy()
         own = slots.item(place)
         if not job.running:
             # The rest goes with the request: it is finished.
-            self._set_holding(job.holder, np.delete(slots, place))
+            self._set_holding(job.own_holder, np.delete(slots, place))
             return self._adopt(job, own, (own, None))
         granted = job.granted[self.index] if job.granted is not None else None
         if granted is None:
@@ -198,10 +199,10 @@ class MambaComponent(AuxiliaryComponent):
         slots = slots[:-1]
         if working:
             self.copy_state(own, fresh)
-            self._set_holding(job.holder, slots)
+            self._set_holding(job.own_holder, slots)
             return self._adopt(job, fresh)
         slots[place] = fresh
-        self._set_holding(job.holder, slots)
+        self._set_holding(job.own_holder, slots)
         return self._adopt(job, own, (own, fresh))
 
     def _set_holding(self, holder: int, slots: Slots) -> None:

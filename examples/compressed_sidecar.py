@@ -40,8 +40,10 @@ from radixtide import (
     register_component,
 )
 from radixtide.components.api import Slots, StoredSlots
-from radixtide.components.base import Census, Validator
+from radixtide.components.base import Validator
+from radixtide.components.outcomes import Census
 from radixtide.configs.schema import FullPoolConfig, PoolsConfig
+from radixtide.tiers.slots import TREE
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
@@ -145,8 +147,8 @@ class Sidecar(AuxiliaryComponent):
         ids = np.empty(0, dtype=np.int64)
         if granted is not None:
             # Should this hook have failed half way, it is called again: what it took is the tree's.
-            ids = granted[self.allocator.owners()[granted] == job.holder]
-            self.holdings.pop(job.holder, None)
+            ids = granted[self.allocator.owners()[granted] != TREE]
+            self.holdings.clear()
         adopted: list[tuple[int, int]] = []
         nodes = (*job.walk.path, *job.leaves)
         for node in nodes:
@@ -201,10 +203,6 @@ class Sidecar(AuxiliaryComponent):
             parts.append(np.full(self.groups_of(node), -1, np.int32) if ids is None else ids)
         return np.concatenate(parts, dtype=np.int64)
 
-    def values(self) -> Slots:
-        """Return the page ids of all nodes, for audits and repairs."""
-        return super().path_slots(list(self.tree))
-
     def describe(self, node: Node) -> str:
         """Return a few words for ``pretty_print``."""
         ids = self.data(node).value
@@ -239,7 +237,7 @@ class Sidecar(AuxiliaryComponent):
     def rebuild_books(self, nodes: list[Node], carrier: Census) -> None:
         """Free what no node has: page ids are held only while an insert runs, and none does."""
         self.holdings.clear()
-        self.allocator.rebuild(super().path_slots(nodes), {}, keep_anonymous=False)
+        self.allocator.rebuild(self.slots_on(nodes), {}, keep_anonymous=False)
 
 
 # -- how an engine would use it -----------------------------------------------------------

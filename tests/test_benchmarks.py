@@ -21,6 +21,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from radixtide import UnifiedRadixCache
+from radixtide.tiers.state_pool import StatePool
 
 ROOT = Path(__file__).resolve().parent.parent
 Row = dict[str, Any]
@@ -191,6 +192,18 @@ def test_verifying_sees_a_wrong_slot_of_a_window(
     assert done.exit_code == 1
     wrong = "all of their last window" if planted == "a hole" else "are not those tokens'"
     assert wrong in str(done.exception)
+
+
+def test_verifying_sees_a_state_of_other_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = StatePool.copy
+
+    def copy_another(self: StatePool, source: int, target: int) -> None:
+        copy(self, source - 1, target)
+
+    monkeypatch.setattr(StatePool, "copy", copy_another)
+    done = run("calls", "--small", "--components", "full_mamba", "--verify", "--impls", "direct")
+    assert done.exit_code == 1
+    assert "is not that of those tokens" in str(done.exception)
 
 
 @pytest.mark.parametrize("components", ["full_swa", "full_mamba", "full_swa_mamba"])

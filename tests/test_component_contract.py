@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from radixtide import EvictLayer, Request, SlotError, Violation
-from radixtide.components.base import Census, Reserved, TreeComponent, Validator
+from radixtide.components.base import TreeComponent, Validator
+from radixtide.components.outcomes import Census, Reserved
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.components.registry import make_components
 from radixtide.configs.errors import ConfigError

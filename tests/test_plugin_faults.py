@@ -122,7 +122,7 @@ async def live(cache: UnifiedRadixCache) -> None:
     await cache.free(await take(cache, 16))
 
 
-@pytest.mark.parametrize("skip", [0, 1, 3])
+@pytest.mark.parametrize("skip", [0, 2])
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("hook", HOOKS)
 async def test_a_hook_that_raises_leaves_the_cache_sound(

@@ -81,7 +81,11 @@ def assert_tables_add_up(data: dict[str, Any], looked_up: int) -> None:
     hits, parts = data["tokens"]["hits"], data["components"]
     assert hits + sum(data["lost_tokens"].values()) == looked_up
     others = [part for name, part in parts.items() if name != "full"]
-    assert parts["full"]["hits"] - sum(part["lost"] for part in others) == hits
+    lost = [part["lost"] for part in others]
+    # Where two components cut the same match, both have lost it.
+    assert max(lost) <= parts["full"]["hits"] - hits <= sum(lost)
+    cut = ("window_gap", "no_state", "no_slot")
+    assert parts["full"]["hits"] - hits == sum(data["lost_tokens"].get(name, 0) for name in cut)
     for part in others:
         assert hits <= part["hits"] == parts["full"]["hits"] - part["lost"]
         assert part["hit_ratio"] == part["hits"] / data["tokens"]["total"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from radixtide.actors.state import LiveReceipt
 from radixtide.components.api import LockReceipt, NodeHandle
-from radixtide.components.base import RELEASED
+from radixtide.components.outcomes import RELEASED
 from radixtide.tiers.slots import ANONYMOUS, TREE
 from support.broken_hybrid_pools import POOL_DAMAGES
 from support.hybrid_damage import Do, HybridDamage, first_page, set_field, set_owner

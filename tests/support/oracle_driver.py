@@ -35,6 +35,7 @@ from support.oracle_view import Seen, by_page, look, protection_faults, slots_of
 class Live:
     """A running request and what it holds by the oracle's books.
 
+    ``by_row``: its scheduler allocates without it, and writes its row: its pages are the caller's.
     ``own``: its pages past ``protected``, of which ``used`` units are asked for. ``working``,
     ``tracked``: its state slots. ``last``, ``previous``: the lengths that the tracked states are
     valid for; ``turn``: which tracked slot is written next. ``swa_evicted``: below it the SWA of
@@ -43,6 +44,7 @@ class Live:
 
     req: Request
     namespace: Namespace
+    by_row: bool = False
     protected: int = 0
     lock: Lock | None = None
     own: list[Pair] = field(default_factory=list)
@@ -57,7 +59,8 @@ class Live:
     @property
     def holds(self) -> bool:
         """Whether the cache's ledger has it."""
-        return bool(self.lock is not None or self.used or self.working is not None or self.tracked)
+        allocated = self.used and not self.by_row
+        return bool(self.lock is not None or allocated or self.states)
 
     @property
     def tokens(self) -> Tokens:
@@ -189,7 +192,8 @@ class OracleDriver:
         for page in self.oracle.pages.values():
             number = {FULL: page.full, SWA: page.swa, MAMBA: page.state}[component]
             claims.append((number, "tree"))
-        pairs = [("loose", self.loose), *((one.req.rid, one.own) for one in self.live)]
+        pairs = [("loose", self.loose)]
+        pairs += [("loose" if one.by_row else one.req.rid, one.own) for one in self.live]
         if component == MAMBA:
             claims += [(slot, "loose") for slot in self.loose_states]
             claims += [(slot, one.req.rid) for one in self.live for slot in one.states]

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from radixtide.components.api import AllocateParams, CacheReqResult, MatchPrefixParams
 from radixtide.components.request import Request
-from support.oracle import FULL, MAMBA, SWA, Insertion, Name, Namespace, Page, Tokens
+from support.oracle import FULL, MAMBA, SWA, Insertion, Name, Namespace, Page, Pair, Tokens
 from support.oracle_driver import Live
 from support.oracle_recency import Use
 from support.oracle_steps import OracleSteps
+from support.oracle_view import slots_of
 
 
 class OracleRequests(OracleSteps):
@@ -26,10 +28,11 @@ class OracleRequests(OracleSteps):
         tokens: Tokens,
         *,
         row: bool = False,
+        by_row: bool = False,
         lock: bool = True,
         cow: bool = False,
     ) -> Live:
-        """Begin a request with a match."""
+        """Begin a request with a match; `by_row`: its row is written by its scheduler."""
         self.started += 1
         req = Request(
             rid=f"r{self.started}",
@@ -38,9 +41,9 @@ class OracleRequests(OracleSteps):
             extra_key=namespace[0],
             cache_salt=namespace[1],
         )
-        if row and self.cache.req_to_token_pool.available:
+        if (row or by_row) and self.cache.req_to_token_pool.available:
             req.req_pool_idx = self.cache.req_to_token_pool.alloc()
-        live = Live(req, namespace)
+        live = Live(req, namespace, by_row and req.req_pool_idx is not None)
         self.live.append(live)
         self.rematch(live, lock=lock, cow=cow)
         return live
@@ -117,6 +120,20 @@ class OracleRequests(OracleSteps):
             if taken and live.working is None:
                 live.working = taken.pop(0)
             live.tracked += taken
+        self.settle()
+
+    def write_row(self, live: Live, pairs: list[Pair]) -> None:
+        """Let a scheduler give loose pages to a request, after what is left of its last page."""
+        page, row = self.setup.page, live.req.req_pool_idx
+        assert live.by_row
+        assert row is not None
+        self.loose = [pair for pair in self.loose if pair not in pairs]
+        live.own += pairs
+        live.used = min(len(live.own) * page, max(len(live.tokens) - live.protected, 0))
+        slots = slots_of((pair.full for pair in live.own), page)[: live.used]
+        rows = self.cache.req_to_token_pool.rows
+        rows[row][live.protected : live.covered] = torch.tensor(slots, dtype=torch.int64)
+        self.transcript.append(f"write_row {live.req.rid} up to {live.covered}")
         self.settle()
 
     def track(self, live: Live, length: int) -> None:
@@ -304,6 +321,12 @@ class OracleRequests(OracleSteps):
                 last.state = slot
                 live.tracked = [one for one in live.tracked if one != slot]
                 live.working = None if live.working == slot else live.working
+        if live.by_row:
+            # What is committed is given to the cache, the pages of a tail whole.
+            count = -(-(committed - max(end, base)) // self.setup.page)
+            tail, live.own = live.own[:count], live.own[count:]
+            self._free_pairs(tail)
+            freed += count * self.setup.page
         freed += self._let_go(live)
         assert (result.inserted_len, result.prefix_len) == (max(end, base), matched)
         assert result.freed == freed
@@ -321,9 +344,12 @@ class OracleRequests(OracleSteps):
         """Free all that a request holds; return the Full slots."""
         if live.lock is not None:
             self.oracle.release(live.lock)
-        freed = len(live.own) * self.setup.page
-        swa = [pair.swa for pair in live.own if pair.swa is not None]
-        self.give_back([pair.full for pair in live.own], swa)
+        freed = 0
+        if live.by_row:
+            self.loose += live.own
+        else:
+            self._free_pairs(live.own)
+            freed = len(live.own) * self.setup.page
         if self.has(MAMBA):
             self.free_pages[MAMBA].update(live.states)
         self.live.remove(live)
@@ -335,6 +361,10 @@ class OracleRequests(OracleSteps):
         if self.has(MAMBA):
             assert (req.mamba_pool_idx, req.mamba_ping_pong) == (None, None)
         return freed
+
+    def _free_pairs(self, pairs: list[Pair]) -> None:
+        swa = [pair.swa for pair in pairs if pair.swa is not None]
+        self.give_back([pair.full for pair in pairs], swa)
 
     # -- the whole ------------------------------------------------------------------------------
 

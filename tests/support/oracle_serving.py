@@ -17,8 +17,9 @@ class Serving(Choices):
         if len(self.steps.live) < 4:
             way = self.below(6)
             cow = self.has(MAMBA) and way > 1
+            kind = self.below(4)
             self.steps.start(
-                *self.new_key(), row=bool(self.below(2)), lock=way > 0, cow=cow or not way
+                *self.new_key(), row=kind < 2, by_row=not kind, lock=way > 0, cow=cow or not way
             )
 
     def compute(self) -> None:
@@ -38,6 +39,12 @@ class Serving(Choices):
         missing = max(len(live.tokens) - live.covered, 0)
         if missing and not self.below(4):
             missing = 1 + self.below(missing + page // 2)
+        if live.by_row:
+            fresh = missing - (len(live.own) * page - live.used)
+            pairs = self.loose_pairs(-(-fresh // page)) if fresh > 0 else []
+            if pairs is not None and live.protected + live.used < len(live.tokens):
+                self.steps.write_row(live, pairs)
+            missing = 0
         swa = self.below(missing + 1) if self.has(SWA) and not self.below(6) else None
         if missing or states:
             self.steps.extend(live, missing, swa, states)

@@ -7,45 +7,45 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radixtide.components.api import Violation
-from radixtide.components.base import Census
+from radixtide.components.outcomes import Census
 from radixtide.tiers.pairing import NONE
 from radixtide.tiers.slots import FREE
 
 if TYPE_CHECKING:
-    from radixtide.components.swa import SwaComponent
+    from radixtide.components.paired import PairedComponent
 
 
-def audit_pairs(swa: SwaComponent) -> list[Violation]:
+def audit_pairs(part: PairedComponent) -> list[Violation]:
     """Return what is wrong with the pairs among themselves, and with the pool's books. O(pools)."""
     found: list[Violation] = []
 
     def report(message: str) -> None:
-        found.append(Violation("pairs", f"pool {swa.name}: {message}"))
+        found.append(Violation("pairs", f"pool {part.name}: {message}"))
 
-    to_pair, to_carrier = swa.pairing.to_pair, swa.pairing.to_carrier
+    to_pair, to_carrier = part.pairing.to_pair, part.pairing.to_carrier
     pairs = np.flatnonzero(to_carrier != NONE)
     if not np.array_equal(to_pair[to_carrier[pairs]], pairs):
         report("a pair is not mutual")
     if int(np.count_nonzero(to_pair != NONE)) != len(pairs):
         report("a Full page names a pair in vain")
-    if not np.array_equal(np.flatnonzero(swa.allocator.owners() != FREE), pairs):
+    if not np.array_equal(np.flatnonzero(part.allocator.owners() != FREE), pairs):
         report("pages that are owned and pages that are paired are not the same")
     return found
 
 
-def audit_pairs_against(swa: SwaComponent, carrier: Census) -> list[Violation]:
+def audit_pairs_against(part: PairedComponent, carrier: Census) -> list[Violation]:
     """Compare the pairs with the Full slots of nodes, and with whose these are. O(N + pools)."""
     found: list[Violation] = []
-    page = swa.page_size
-    to_pair, to_carrier = swa.pairing.to_pair, swa.pairing.to_carrier
-    for node in swa.tree:
+    page = part.page_size
+    to_pair, to_carrier = part.pairing.to_pair, part.pairing.to_carrier
+    for node in part.tree:
         theirs = carrier.nodes.get(node.id)
         if theirs is None:
             continue
-        data = node.component_data[swa.index]
+        data = node.component_data[part.index]
         if data.value is not None:
-            if not swa.fits(node, data.value, carrier):
-                message = f"{node}: its {swa.name} slots are not the pairs of its Full slots"
+            if not part.fits(node, data.value, carrier):
+                message = f"{node}: its {part.name} slots are not the pairs of its Full slots"
                 found.append(Violation("pairs", message))
             continue
         heads = theirs[::page] // page
@@ -54,19 +54,19 @@ def audit_pairs_against(swa: SwaComponent, carrier: Census) -> list[Violation]:
         kept = data.metadata["carriers"] if data.metadata is not None else heads[:0]
         if not np.array_equal(kept, heads):
             found.append(Violation("pairs", f"{node} keeps other Full pages than it has"))
-    for holder in sorted({*carrier.holders, *swa.holdings}):
-        theirs_held, mine = carrier.holders.get(holder), swa.holdings.get(holder)
+    for holder in sorted({*carrier.holders, *part.holdings}):
+        theirs_held, mine = carrier.holders.get(holder), part.holdings.get(holder)
         if (
             theirs_held is None
             or mine is None
             or theirs_held.used != mine.used
             or not np.array_equal(theirs_held.slots(), mine.slots())
         ):
-            message = f"pool {swa.name}: holder {holder} holds other Full slots than it knows of"
+            message = f"pool {part.name}: holder {holder} holds other Full slots than it knows of"
             found.append(Violation("pairs", message))
     paired = to_carrier != NONE
     owners = carrier.owners[to_carrier[paired]]
-    if not np.array_equal(owners, swa.allocator.owners()[paired]):
-        message = f"pool {swa.name}: the pages of a pair have different owners"
+    if not np.array_equal(owners, part.allocator.owners()[paired]):
+        message = f"pool {part.name}: the pages of a pair have different owners"
         found.append(Violation("pairs", message))
     return found
