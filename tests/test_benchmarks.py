@@ -198,7 +198,7 @@ def test_verifying_sees_a_state_of_other_tokens(monkeypatch: pytest.MonkeyPatch)
     copy = StatePool.copy
 
     def copy_another(self: StatePool, source: int, target: int) -> None:
-        copy(self, source - 1, target)
+        copy(self, (source + 1) % self.size, target)
 
     monkeypatch.setattr(StatePool, "copy", copy_another)
     done = run("calls", "--small", "--components", "full_mamba", "--verify", "--impls", "direct")

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from radixtide import AllocateParams, EvictParams, InsertParams, LockReceipt, Request
+from radixtide import AllocateParams, InsertParams, LockReceipt, Request
 from radixtide.actors.cache import UnifiedRadixCache
 from support.caches import key, match, tokens
 from support.crashes import Case, Plant, Stage, disturbed, run, undisturbed
-from support.hybrids import admit, compute, pool, put
+from support.hybrids import admit, compute, pool, put, to_evict
 from support.interceptors import CrashAfter, CrashBefore
 
 
@@ -28,7 +28,7 @@ async def lock(cache: UnifiedRadixCache, length: int) -> LockReceipt:
 
 
 async def insert_with_splits_and_tombstones(cache: UnifiedRadixCache) -> Stage:
-    """Half of a locked tombstone is repaired, a locked node is split, and a state comes along."""
+    """Repair half of a locked tombstone, split a locked node, and bring a state along."""
     await put(cache, key(16), evicted=8, state=True)
     receipt = await lock(cache, 16)
     given = await cache.allocate(AllocateParams(num_tokens=16, mamba_num=1))
@@ -42,7 +42,7 @@ async def insert_with_splits_and_tombstones(cache: UnifiedRadixCache) -> Stage:
 
 
 async def insert_of_what_is_there(cache: UnifiedRadixCache) -> Stage:
-    """All duplicate: tombstones are repaired, the state is freed."""
+    """Insert duplicates only: tombstones are repaired, the state is freed."""
     await put(cache, key(16), evicted=8, state=True)
     given = await cache.allocate(AllocateParams(num_tokens=16, mamba_num=1))
     params = InsertParams(key(16), given.indices, mamba_value=given.mamba_indices)
@@ -50,7 +50,7 @@ async def insert_of_what_is_there(cache: UnifiedRadixCache) -> Stage:
 
 
 async def match_with_lock_and_copy(cache: UnifiedRadixCache) -> Stage:
-    """The window begins inside a node, and the slot of the copy has to be evicted for."""
+    """Let the window begin inside a node, and evict for the slot of the copy."""
     await put(cache, key(12))
     await put(cache, key(16), prev=12, state=True)
     await put(cache, key(tokens(8, 500)), state=True)
@@ -60,7 +60,7 @@ async def match_with_lock_and_copy(cache: UnifiedRadixCache) -> Stage:
 
 
 async def split_by_lock(cache: UnifiedRadixCache) -> Stage:
-    """A handle whose window begins inside a node that others hold."""
+    """Lock a handle whose window begins inside a node that others hold."""
     await put(cache, key(16), state=True)
     inner = await put(cache, key(12), state=True)
     receipt = await lock(cache, 16)
@@ -73,7 +73,7 @@ async def split_by_lock(cache: UnifiedRadixCache) -> Stage:
 
 
 async def split_by_pin(cache: UnifiedRadixCache) -> Stage:
-    """A key that ends inside a node, with a window that begins inside another."""
+    """Pin a key that ends inside a node, with a window that begins inside another."""
     await put(cache, key(16), state=True)
     receipt = await lock(cache, 16)
 
@@ -85,7 +85,7 @@ async def split_by_pin(cache: UnifiedRadixCache) -> Stage:
 
 
 async def allocate_over_three_pools(cache: UnifiedRadixCache) -> Stage:
-    """Each pool is short of something, and each evicts for itself."""
+    """Let each pool be short of something, so that each evicts for itself."""
     await put(cache, key(tokens(12, 500)), state=True)
     await put(cache, key(16), state=True)
     await put(cache, key(24), prev=16, live=0, state=True)
@@ -95,7 +95,7 @@ async def allocate_over_three_pools(cache: UnifiedRadixCache) -> Stage:
 
 
 async def allocate_loose(cache: UnifiedRadixCache) -> Stage:
-    """The same without a request."""
+    """Do the same without a request."""
     await allocate_over_three_pools(cache)
     row = next(row for row in range(16) if cache.req_to_token_pool.is_taken(row))
     cache.req_to_token_pool.free(row)
@@ -117,7 +117,7 @@ def evict(**wanted: int) -> Any:
         await put(cache, key([*tokens(8), *tokens(8, 700)]), prev=8, state=True)
         await put(cache, key(tokens(8, 500)), live=0, state=True)
         receipt = await lock(cache, 16)
-        params = EvictParams(**wanted)
+        params = to_evict(**wanted)
         return Stage(lambda: cache.evict(params), lambda _: cache.dec_lock_ref(receipt))
 
     return prepare
@@ -136,19 +136,19 @@ async def running(cache: UnifiedRadixCache) -> Request:
 
 
 async def unfinished(cache: UnifiedRadixCache) -> Stage:
-    """Duplicates, a new leaf, the row, the lock, and a donated state."""
+    """Bring duplicates, a new leaf, and a state to donate; row and lock move on."""
     req = await running(cache)
     return Stage(lambda: cache.cache_unfinished_req(req), lambda _: cache.abort_req(req))
 
 
 async def finished(cache: UnifiedRadixCache) -> Stage:
-    """The same for the last time."""
+    """Do the same for the last time."""
     req = await running(cache)
     return Stage(lambda: cache.cache_finished_req(req), lambda _: cache.abort_req(req))
 
 
 async def finished_by_its_row(cache: UnifiedRadixCache) -> Stage:
-    """A scheduler that allocates by itself and writes the row, with a tail and duplicates."""
+    """Let the scheduler allocate and write the row itself, with a tail and duplicates."""
     await put(cache, key(8), evicted=4)
     pool_of_rows = cache.req_to_token_pool
     req = Request("r", tokens(16), req_pool_idx=pool_of_rows.alloc(), kv_committed_len=15)
@@ -163,13 +163,13 @@ async def finished_by_its_row(cache: UnifiedRadixCache) -> Stage:
 
 
 async def finished_without_insert(cache: UnifiedRadixCache) -> Stage:
-    """All is freed."""
+    """Free all of it."""
     req = await running(cache)
     return Stage(lambda: cache.cache_finished_req(req, is_insert=False))
 
 
 async def aborted(cache: UnifiedRadixCache) -> Stage:
-    """In the middle: part of it is the tree's."""
+    """Abort in the middle: part of it is the tree's."""
     req = await admit(cache, "r", tokens(16), row=True)
     compute(cache, req, 8)
     await cache.cache_unfinished_req(req)
@@ -177,13 +177,13 @@ async def aborted(cache: UnifiedRadixCache) -> Stage:
 
 
 async def windows_given_back(cache: UnifiedRadixCache) -> Stage:
-    """A running request gives back SWA of its own tokens."""
+    """Let a running request give back SWA of its own tokens."""
     req = await admit(cache, "r", tokens(24), row=True)
     return Stage(lambda: cache.release_window(req, 24), lambda _: cache.abort_req(req))
 
 
 async def unlocked(cache: UnifiedRadixCache) -> Stage:
-    """One of two receipts on overlapping windows is released."""
+    """Release one of two receipts on overlapping windows."""
     await put(cache, key(16), state=True)
     await put(cache, key(12), state=True)
     first, second = await lock(cache, 16), await lock(cache, 12)
@@ -191,7 +191,7 @@ async def unlocked(cache: UnifiedRadixCache) -> Stage:
 
 
 async def unlocked_early(cache: UnifiedRadixCache) -> Stage:
-    """One of two receipts on overlapping windows gives up its window, and is released later."""
+    """Give up the window of one of two receipts that overlap; release both later."""
     await put(cache, key(16), state=True)
     await put(cache, key(12), state=True)
     first, second = await lock(cache, 16), await lock(cache, 12)
@@ -261,12 +261,12 @@ CASES = [
         SMALL,
     ),
     Case("allocate loose", allocate_loose, ("Quote", "EvictNodes", "Reserve", "Grant"), SMALL),
-    Case("evict full", evict(num_tokens=20), ("Propose", "EvictNodes"), {"window": 4}),
-    Case("evict swa", evict(swa_num_tokens=16), ("Propose", "Judge", "EvictNodes"), {"window": 4}),
-    Case("evict mamba", evict(mamba_num=3), ("Propose", "Judge", "EvictNodes"), {"window": 4}),
+    Case("evict full", evict(full=20), ("Propose", "EvictNodes"), {"window": 4}),
+    Case("evict swa", evict(swa=16), ("Propose", "Judge", "EvictNodes"), {"window": 4}),
+    Case("evict mamba", evict(mamba=3), ("Propose", "Judge", "EvictNodes"), {"window": 4}),
     Case(
         "evict all",
-        evict(num_tokens=12, swa_num_tokens=16, mamba_num=2),
+        evict(full=12, swa=16, mamba=2),
         ("Propose", "Judge", "EvictNodes"),
         {"window": 4},
         partial=True,
@@ -317,7 +317,7 @@ async def test_a_crash_at_any_message_of_a_call_leaves_a_sound_cache_and_whole_p
 async def test_a_crash_in_the_repair_after_a_crash_leaves_a_sound_cache_too(
     name: str, repair: Plant
 ) -> None:
-    """The last message to each component crashes it after it was handled, then so does the repair."""
+    """Each component crashes after the last message to it, and then one does in the repair."""
     case = next(one for one in CASES if one.name == name)
     sent, expected = await undisturbed(case, 4)
     for actor in ("full", "swa", "mamba"):

@@ -44,7 +44,7 @@ from support.hybrids import (
 )
 
 sets = pytest.mark.parametrize("components", [STATES, ALL], ids=["mamba", "swa+mamba"])
-pages = pytest.mark.parametrize("page_size", [1, 2, 4])
+pages = pytest.mark.parametrize("page_size", [1, 4])
 Components = tuple[str, ...]
 
 

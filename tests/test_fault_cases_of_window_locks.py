@@ -5,7 +5,6 @@ The table in test_fault_cases_of_windows.py says which case is where.
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -22,7 +21,7 @@ from radixtide import (
     Request,
     UnifiedRadixCache,
 )
-from support.caches import Delivery, assert_nothing_held, key, match, take, tokens
+from support.caches import Delivery, key, match, take, tokens
 from support.hybrids import (
     ALL,
     BOTH,
@@ -30,7 +29,6 @@ from support.hybrids import (
     audited,
     build,
     chunk,
-    decode,
     drain,
     has,
     lock_counts,
@@ -38,6 +36,7 @@ from support.hybrids import (
     protected,
     put,
     squeeze,
+    to_evict,
     windows,
 )
 
@@ -114,24 +113,27 @@ async def test_k1_1_a_copy_that_evicts_another_state_for_its_slot_weakens_no_loc
 
 @sets
 @pages
-async def test_k1_1_a_short_lock_whose_window_begins_elsewhere_leaves_the_longer_one(
+async def test_k1_1_a_short_lock_whose_window_begins_elsewhere_leaves_the_longer_lived(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
-    """Windows that overlap are counted apart: releasing one uncovers only what is not the other's."""
+    """Above and below on one path: a release uncovers only what is not the other's, never more."""
     async with audited(delivery, components, page_size=page_size, window=8, states=24) as cache:
         pattern = ("s" if "mamba" in components else "#") * (24 // page_size)
-        leaf = await build(cache, pattern)
-        mine = await locked(cache, 24)
-        for length in (12, 16, 20):
+        await build(cache, pattern)
+        mine = await locked(cache, 12)
+        before, covered = lock_counts(cache), set(range(4, 12))
+        for length in (4, 8, 12, 16, 20, 24):
             receipt = await locked(cache, length)
-            assert (await protected(cache))[:2] == (24, 8 + min(8, 24 - length))
+            both = covered | set(range(max(length - 8, 0), length))
+            assert (await protected(cache))[:2] == (max(12, length), len(both))
             moved = (await cache.dec_lock_ref(receipt)).unprotected
-            assert moved["swa"] == min(8, 24 - length)
-            assert moved["full"] == 0
-            assert (await protected(cache))[:2] == (24, 8)
-        await cache.evict(EvictParams(swa_num_tokens=64))
-        live = 8 // page_size
-        assert await windows(cache, leaf.node) == "." * (24 // page_size - live) + "#" * live
+            assert (moved["full"], moved["swa"]) == (max(length - 12, 0), len(both - covered))
+            assert lock_counts(cache) == before
+            assert (await protected(cache))[:2] == (12, 8)
+        await cache.evict(EvictParams(swa_num_tokens=16))
+        live = await windows(cache, mine.node)
+        assert live == "." * (4 // page_size) + "#" * (8 // page_size)
+        assert (await pool(cache, "swa")).evictable == 0
         await cache.dec_lock_ref(mine)
         await drain(cache)
 
@@ -250,12 +252,8 @@ async def test_k1_4_no_sequence_of_legal_calls_makes_a_count_of_any_component_ne
                 req, done = dice.choice(running)
                 await cache.release_window(req, max(done, req.cache_protected_len))
             else:
-                wanted = [dice.choice([0, 1, 9, 40]) for _ in range(3)]
-                wanted[1:] = [
-                    count if has(cache, name) else 0
-                    for count, name in zip(wanted[1:], ("swa", "mamba"), strict=True)
-                ]
-                await cache.evict(EvictParams(*wanted))
+                names = cache.config.components
+                await cache.evict(to_evict(**{name: dice.choice([0, 1, 9, 40]) for name in names}))
             assert min(lock_counts(cache).values(), default=0) >= 0
         for req, _ in running:
             req.kv_committed_len = None
@@ -267,7 +265,7 @@ async def test_k1_4_no_sequence_of_legal_calls_makes_a_count_of_any_component_ne
 
 def prompt_of(req: Request) -> list[int]:
     """Return the prompt of a request."""
-    return list(req.origin_input_ids)  # type: ignore[arg-type]  # it was made of a list
+    return list(req.origin_input_ids)
 
 
 async def locked_key(cache: UnifiedRadixCache, prompt: list[int]) -> LockReceipt:

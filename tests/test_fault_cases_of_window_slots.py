@@ -13,10 +13,12 @@ from radixtide import (
     EvictParams,
     InvalidRequest,
     OutOfSlots,
+    RadixtideError,
     ReceiptReleased,
     Request,
     SlotError,
 )
+from radixtide.components.swa import SwaComponent
 from support.caches import Delivery, checked, key, make_config, match, tokens
 from support.hybrids import (
     ALL,
@@ -37,7 +39,7 @@ from support.hybrids import (
 )
 
 sets = pytest.mark.parametrize("components", [BOTH, ALL], ids=["swa", "swa+mamba"])
-pages = pytest.mark.parametrize("page_size", [1, 2, 4])
+pages = pytest.mark.parametrize("page_size", [1, 4])
 Components = tuple[str, ...]
 
 
@@ -330,5 +332,17 @@ async def test_k6_6_a_pair_that_is_not_mutual_is_told(delivery: Delivery) -> Non
         stored = await put(cache, key(8))
         assert stored.swa is not None
         part = cache._components[1]
-        part.pairing._to_pair[int(stored.slots[0]) // 4] = -1  # type: ignore[attr-defined]  # SWA's
+        assert isinstance(part, SwaComponent)
+        part.pairing._to_pair[int(stored.slots[0]) // 4] = -1
         assert "pairs" in {one.clause for one in (await cache.audit()).violations}
+
+
+@sets
+@pytest.mark.parametrize(("tokens_wanted", "swa"), [(4, 8), (4, 100), (0, 4)])
+async def test_more_swa_than_tokens_is_refused(
+    delivery: Delivery, components: Components, tokens_wanted: int, swa: int
+) -> None:
+    """All or nothing: SWA slots belong to tokens, so that more of them than tokens is a mistake."""
+    async with audited(delivery, components, page_size=4) as cache:
+        with pytest.raises(RadixtideError, match="swa_num_tokens"):
+            await cache.allocate(AllocateParams(num_tokens=tokens_wanted, swa_num_tokens=swa))

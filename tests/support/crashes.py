@@ -8,7 +8,8 @@ whose receiver crashes at that message.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from radixtide import UnifiedRadixCache
@@ -42,7 +43,7 @@ class Case(NamedTuple):
     name: str
     prepare: Prepare
     messages: Collection[str]
-    config: dict[str, Any] = {}
+    config: Mapping[str, Any] = MappingProxyType({})
     partial: bool = False
 
 

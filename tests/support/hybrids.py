@@ -177,8 +177,10 @@ async def put(
 
 
 async def build(cache: UnifiedRadixCache, pattern: str, start: int = 0) -> Stored:
-    """Insert one page after the other, each a node: "#" with SWA, "." without, "s" and ":" with a
-    state too (":" has the state without SWA)."""
+    """Insert one page after the other, each a node of its own.
+
+    "#" has SWA, "." has not; "s" has SWA and a state, ":" has a state without SWA.
+    """
     page = cache.page_size
     done = None
     for at, kind in enumerate(pattern):
@@ -297,12 +299,15 @@ async def windows(cache: UnifiedRadixCache, node: NodeHandle) -> str:
     return "".join("#" if page[0] >= 0 else "." for page in paired)
 
 
+def to_evict(full: int = 0, swa: int = 0, mamba: int = 0) -> EvictParams:
+    """Return what to evict, by pool."""
+    return EvictParams(num_tokens=full, swa_num_tokens=swa, mamba_num=mamba)
+
+
 async def squeeze(cache: UnifiedRadixCache) -> None:
     """Evict all that can be evicted, for one component after the other, the first one last."""
     for name in reversed(cache.config.components):
-        slots = (await pool(cache, name)).size
-        field = {"full": "num_tokens", "swa": "swa_num_tokens", "mamba": "mamba_num"}[name]
-        await cache.evict(EvictParams(**{field: slots}))
+        await cache.evict(to_evict(**{name: (await pool(cache, name)).size}))
 
 
 async def pool(cache: UnifiedRadixCache, component: str) -> PoolStats:

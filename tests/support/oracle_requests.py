@@ -94,6 +94,7 @@ class OracleRequests(OracleSteps):
     def extend(self, live: Live, tokens: int, swa_tokens: int | None, states: int) -> None:
         """Allocate for a request: what its last page has left comes first."""
         page = self.setup.page
+        swa_tokens = None if swa_tokens is None else min(swa_tokens, tokens)
         room = min(len(live.own) * page - live.used, tokens)
         fresh = tokens - room
         count = -(-fresh // page)
@@ -224,6 +225,7 @@ class OracleRequests(OracleSteps):
         path = self.oracle.path(live.namespace, self.prefix(live, end))
         existed = bool(path) and path[-1].depth == end and path[-1].state is not None
         done = self.insert_own(live, end)
+        assert (result.inserted_len, result.prefix_len) == (end, done.matched)
         self.met["chunk repaired a window"] += any(
             one[0] < done.matched for one in done.swa_adopted
         )
@@ -240,7 +242,6 @@ class OracleRequests(OracleSteps):
         if live.lock is not None:
             self.oracle.release(live.lock)
         live.lock, live.protected = lock, end
-        assert (result.inserted_len, result.prefix_len) == (end, done.matched)
         assert result.freed == len(done.freed_full) * self.setup.page
         if self.setup.cap:
             self.take_capped(live.namespace, self.prefix(live, end))

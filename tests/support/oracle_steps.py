@@ -19,21 +19,19 @@ from radixtide.configs.errors import (
     DoubleFree,
     InvalidInput,
     OutOfSlots,
-    PinRefused,
     RadixtideError,
-    ReceiptReleased,
     SlotError,
-    StaleNode,
 )
 from support.oracle import FULL, MAMBA, SWA, Namespace, Page, Pair, Tokens
-from support.oracle_driver import Held, Live, OracleDriver
+from support.oracle_driver import Held
 from support.oracle_evict import Losses
+from support.oracle_locks import OracleLocks
 from support.oracle_recency import Use
 from support.oracle_view import pages_of, slots_of
 
 
-class OracleSteps(OracleDriver):
-    """A driver with the calls on keys, slots and locks. Each ends with :meth:`settle`."""
+class OracleSteps(OracleLocks):
+    """A driver with the calls on keys and slots too. Each ends with :meth:`settle`."""
 
     # -- match --------------------------------------------------------------------------
 
@@ -220,7 +218,8 @@ class OracleSteps(OracleDriver):
         """Allocate loose slots; return whether there were any."""
         page = self.setup.page
         count = -(-tokens // page)
-        with_swa = tokens if swa_tokens is None else min(swa_tokens, tokens)
+        swa_tokens = None if swa_tokens is None else min(swa_tokens, tokens)
+        with_swa = tokens if swa_tokens is None else swa_tokens
         # The last ones get SWA, in whole pages.
         first = (tokens - with_swa) // page if with_swa else count
         wanted = {FULL: count * page, SWA: (count - first) * page, MAMBA: states}
@@ -344,73 +343,6 @@ class OracleSteps(OracleDriver):
         for name in wanted:
             assert freed[name] >= most[name], f"{name}: evicted {freed}, wanted {targets}"
         return losses
-
-    # -- locks and pins --------------------------------------------------------------------
-
-    def lock(self, index: int) -> None:
-        """Lock a handle that was given out at some time."""
-        handle, page, generation = self.handles[index]
-        oracle = self.oracle
-        stale = generation != self.generation
-        stale = stale or (page is not None and oracle.pages.get(page.name) is not page)
-        refused = StaleNode if stale else None
-        receipt = self.call("lock", self.cache.inc_lock_ref(handle), refused)
-        if receipt is not None:
-            path = [] if page is None else oracle.path(*page.name)
-            lock = oracle.lock(path, 0 if page is None else page.depth)
-            self.receipts.append(Held(receipt, lock))
-        self.settle()
-
-    def unlock(self, index: int) -> None:
-        """Release a receipt."""
-        held = self.receipts.pop(index)
-        result = self.call("unlock", self.cache.dec_lock_ref(held.receipt))
-        assert result.unprotected == self.oracle.release(held.lock)
-        self.released.append(held.receipt)
-        self.settle()
-
-    def unlock_again(self, index: int) -> None:
-        """Release a receipt that was released before."""
-        self.call("unlock", self.cache.dec_lock_ref(self.released[index]), ReceiptReleased)
-        self.settle()
-
-    def give_up_window(self, held: Held | Live) -> None:
-        """Give up window and state of a lock early; the second time nothing happens."""
-        lock = held.lock
-        assert lock is not None
-        receipt = held.receipt if isinstance(held, Held) else held.req.lock
-        result = self.call("dec swa", self.cache.dec_swa_lock_only(receipt))
-        others = [name for name in (SWA, MAMBA) if self.has(name)]
-        moved = dict.fromkeys(self.setup.components, 0)
-        if others:
-            moved = self.oracle.release(lock, *others)
-            self.met["window given up"] += 1
-        assert result.unprotected == moved
-        self.settle()
-
-    def pin(self, namespace: Namespace, tokens: Tokens) -> None:
-        """Pin what is cached of a key that is not pinned."""
-        oracle = self.oracle
-        path = oracle.path(namespace, tokens)
-        pinned = {page.name for lock in self.pins.values() for page in lock.pages[FULL]}
-        cost = len(pinned | {page.name for page in path}) * self.setup.page
-        over = cost > self.cache.config.pins.budget or not path
-        refused = PinRefused if over else None
-        call = self.cache.pin(self.key(namespace, tokens), 1e6)
-        result = self.call("pin", call, refused)
-        if result is not None:
-            assert result.pinned_len == len(path) * self.setup.page
-            self.pins[namespace, tokens] = oracle.lock(path, result.pinned_len)
-        self.settle()
-
-    def unpin(self, namespace: Namespace, tokens: Tokens) -> None:
-        """Let a pinned key go."""
-        found = self.call("unpin", self.cache.unpin(self.key(namespace, tokens)))
-        lock = self.pins.pop((namespace, tokens), None)
-        assert found is (lock is not None)
-        if lock is not None:
-            self.oracle.release(lock)
-        self.settle()
 
     # -- misuse -----------------------------------------------------------------------------
 

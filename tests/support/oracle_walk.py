@@ -168,7 +168,10 @@ class OracleWalk(Serving):
         component = self.setup.components[self.below(len(self.setup.components))]
         if component == SWA:
             return
-        mine = steps.loose_states if component == MAMBA else [one.full for one in steps.loose]
+        rows = [pair for live in steps.live if live.by_row for pair in live.own]
+        mine = [pair.full for pair in [*steps.loose, *rows]]
+        if component == MAMBA:
+            mine = steps.loose_states
         strange = sorted(set(range(self.setup.counts[component])) - set(mine))
         if strange:
             steps.free_wrongly(component, strange[self.below(len(strange))])

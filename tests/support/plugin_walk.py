@@ -248,7 +248,7 @@ class PluginWalk:
 
     async def _insert(self, prompt: list[int], prev: int, kept: torch.Tensor) -> Any:
         cache = self.cache
-        live = self.rng.choice([None, None, 0, self.setup.page * 2])
+        live = self.rng.choice([None, None, 0, min(self.setup.page * 2, len(prompt) - prev)])
         state = has(cache, "mamba") and bool(self.rng.randrange(2))
         given = await cache.allocate(
             AllocateParams(
