@@ -9,8 +9,8 @@ import pytest
 
 from radixtide import EvictLayer, Request, SlotError, Violation
 from radixtide.components.base import TreeComponent, Validator
-from radixtide.components.outcomes import Census, Reserved
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
+from radixtide.components.outcomes import Census, Reserved
 from radixtide.components.registry import make_components
 from radixtide.configs.errors import ConfigError
 from radixtide.tiers.slots import FIRST_HOLDER, SlotAllocator

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from radixtide import DoubleFree, EvictLayer, SlotError
-from radixtide.components.outcomes import Reserved, Shortage
 from radixtide.components.full_audit import hollow_nodes
+from radixtide.components.outcomes import Reserved, Shortage
 from radixtide.tiers.slots import ANONYMOUS, FIRST_HOLDER
 from support.bench import Bench
 from support.caches import key, tokens

@@ -6,9 +6,9 @@ from typing import Any
 
 from radixtide import RadixKey, Violation
 from radixtide.components.api import Slots
-from radixtide.components.outcomes import Reserved
 from radixtide.components.full import FullComponent
 from radixtide.components.insertion import Insertion, InsertPart
+from radixtide.components.outcomes import Reserved
 from radixtide.components.registry import make_components
 from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree import Node
