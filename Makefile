@@ -25,7 +25,7 @@ run: setup ## Replay a synthetic request trace; the picture goes to replay.html
 	$(BIN)/radixtide replay --config configs/full.toml --report replay.html
 
 test: setup ## Run the tests (those that need a GPU or minutes aside)
-	$(BIN)/python -m pytest -m "not gpu and not nightly"
+	$(BIN)/python -m pytest -n auto -m "not gpu and not nightly"
 
 check: lint types imports test ## Run all that a change must pass
 
@@ -43,7 +43,7 @@ bench: setup ## Print the medians of each call
 	$(BIN)/python -m benchmarks.calls
 
 nightly: setup ## Run the long tests
-	$(BIN)/python -m pytest -m "nightly and not gpu" --timeout=3600
+	$(BIN)/python -m pytest -n auto -m "nightly and not gpu" --timeout=3600
 
 format: setup ## Bring the code into shape
 	$(BIN)/ruff check --fix
