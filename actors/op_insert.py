@@ -47,7 +47,9 @@ def insert(state: State, p: InsertParams) -> Round | InsertResult:
 def _check_given(
     state: State, p: InsertParams, walk: Walk, given: dict[str, SlotInput]
 ) -> dict[str, int]:
-    state.check_pools(dict.fromkeys(given, 1))
+    for name in given:
+        if name not in state.names:
+            state.check_pools({name: 1})
     if walk.limit != p.key.units:
         raise InvalidInput(
             f"a state came with an insert of {p.key.units} units, of which {walk.limit} (whole "
@@ -179,7 +181,8 @@ def _edit(state: State, of: tuple[Insertion, Then]) -> Round:
             put_on_path(walk, borders)
             splits += borders
     if job.matched < end:
-        ends = [*(depth for depth in cuts if job.matched < depth < end), end]
+        ends = [depth for depth in cuts if job.matched < depth < end] if cuts else []
+        ends.append(end)
         leaves = []
         begin = job.matched
         for stop in ends:
@@ -199,7 +202,10 @@ def _edit(state: State, of: tuple[Insertion, Then]) -> Round:
 
 def _cuts(state: State, job: Insertion) -> list[int]:
     """Return the depths that must become borders, ascending."""
-    cuts = [depth for check in job.checked if check.cuts for depth in check.cuts]
+    cuts: list[int] = []
+    for check in job.checked:
+        if check.cuts:
+            cuts.extend(check.cuts)
     if job.running:
         # The request's lock moves to the insert's end.
         cuts.extend(job.end - reach for reach in state.reaches if reach < job.end)

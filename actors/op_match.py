@@ -30,7 +30,6 @@ from radixtide.components.api import (
     MissReason,
     NodeHandle,
     Slots,
-    branching,
 )
 from radixtide.components.outcomes import Reserved, Shortage
 from radixtide.components.request import Request
@@ -115,19 +114,20 @@ def _vote(
 
 def _blame(state: State, job: Matching, votes: list[Sequence[int]], steps: int) -> None:
     """Note how far the carrier goes alone, and which other component cut the match."""
-    assert job.asked is not None
     shortest: int | None = None
     lengths: dict[str, int] = {}
-    for cell, accepted in zip(job.asked, votes, strict=True):
-        longest = accepted[-1] if accepted else 0
-        depth = _depth(job.walk, longest)
-        if cell is state.carrier:
-            job.carrier_length = depth
+    traits = state.voter_traits
+    if job.asked is state.cells:
+        traits = state.traits
+        job.carrier_length = _depth(job.walk, votes[0][-1] if votes[0] else 0)
+    for trait, accepted in zip(traits, votes, strict=True):
+        if trait is state.traits[0]:
             continue
-        lengths[cell.name] = depth
+        longest = accepted[-1] if accepted else 0
+        lengths[trait.name] = _depth(job.walk, longest) if longest else job.walk.base
         if shortest is None or longest < shortest:
             shortest = longest
-            job.reason = state.traits[state.cells.index(cell)].miss_reason
+            job.reason = trait.miss_reason
     if _depth(job.walk, steps) >= job.carrier_length:
         job.reason = None
         return
@@ -224,12 +224,14 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
             _own(state, req, node, receipt, slots)
     if job.reason is not None:
         # Where only a slot for the copy was missing, nothing is worth computing again.
-        lengths = {
-            trait.name: None
+        windows, states = (
+            (None, None)
             if job.reason is MissReason.NO_SLOT
-            else trait.branching(matched, job.carrier_length)
-            for trait in state.traits[1:]
-        }
+            else [
+                None if length is None else length(matched, job.carrier_length)
+                for length in state.branchers
+            ]
+        )
         return MatchResult(
             indices,
             handle,
@@ -241,7 +243,8 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
             receipt=receipt,
             full_miss_reason=job.carrier_reason,
             component_hit_lengths=job.lengths or {},
-            **branching(lengths),
+            swa_branching_seqlen=windows,
+            mamba_branching_seqlen=states,
         )
     if receipt is None:
         return MatchResult(

@@ -12,7 +12,7 @@ from radixtide.actors.cell import Cell
 from radixtide.actors.ledger import Entry, Ledger
 from radixtide.actors.messages import Split, Splits
 from radixtide.actors.pins import PinBoard
-from radixtide.components.api import LockReceipt, MissReason, NodeHandle
+from radixtide.components.api import BRANCHING, LockReceipt, MissReason, NodeHandle
 from radixtide.components.checks import check_handle, check_receipt
 from radixtide.components.outcomes import RELEASED, Traits
 from radixtide.components.request import Request
@@ -106,6 +106,8 @@ class State:
         self.names: tuple[str, ...] = ()
         self.traits: list[Traits] = []
         self.voters: list[Cell] = []
+        self.voter_traits: list[Traits] = []
+        self.branchers: tuple[Callable[[int, int], int | None] | None, ...] = ()
         self.reaches: tuple[int, ...] = ()
         self.early: list[int] = []
         self.preparers: list[Cell] = []
@@ -133,6 +135,9 @@ class State:
         self.traits = traits
         self.voters = [cell for cell, trait in zip(cells, traits, strict=True) if trait.votes]
         self.no_votes = not self.voters
+        self.voter_traits = [trait for trait in traits if trait.votes]
+        by_name = {trait.name: trait.branching for trait in traits}
+        self.branchers = tuple(by_name.get(name) for name in BRANCHING)
         # Ascending, so that of one node the deepest border is made first (see Splits).
         self.reaches = tuple(sorted({one.reach for one in traits if one.reach is not None}))
         self.windowed = [

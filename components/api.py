@@ -44,6 +44,9 @@ BUILT_IN: Final = (ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA)
 """Components with fields of their own in parameters and results."""
 
 
+BRANCHING: Final = (ComponentType.SWA, ComponentType.MAMBA)
+"""Components of which a MatchResult tells the branching length, in the order of its fields."""
+
 CARRIER: Final = ComponentType.FULL
 """The first component of every cache: a node exists while it has data of this one."""
 
@@ -146,12 +149,6 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
     full_miss_reason: MissReason | None = None
     component_hit_lengths: dict[str, int] = {}
     receipt: LockReceipt | None = None
-
-
-def branching(lengths: dict[str, int | None]) -> dict[str, Any]:
-    """Return branching lengths by component as fields of a MatchResult."""
-    known = (ComponentType.SWA, ComponentType.MAMBA)
-    return {f"{name}_branching_seqlen": lengths[name] for name in known if name in lengths}
 
 
 class InsertParams(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -13,7 +13,7 @@ only has to copy the count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,18 +121,23 @@ class AuxiliaryComponent(TreeComponent):
 
     # -- lock ---------------------------------------------------------------------
 
-    def covered(self, node: Node) -> Iterator[Node]:
-        """Yield the nodes that a lock on `node` covers, from `node` upward."""
-        if node.parent is None:
-            return
-        yield node
-        if self.reach is None:
-            return
-        low = node.end - self.reach
+    def covered(self, node: Node) -> Iterable[Node]:
+        """Return the nodes that a lock on `node` covers, from `node` upward; none for the root."""
         at = node.parent
-        while at.end > low and at.parent is not None:
-            yield at
+        if at is None:
+            return ()
+        if self.reach is None:
+            return (node,)
+        low = node.end - self.reach
+        nodes = [node]
+        while at.end > low:
+            nodes.append(at)
             at = at.parent
+            if at is None:
+                # The root has no state.
+                nodes.pop()
+                break
+        return nodes
 
     def acquire_component_lock(self, node: Node) -> None:
         """Cover `node`, and the units within reach above it. O(nodes covered)."""

@@ -235,7 +235,7 @@ def as_one_slot(name: str, given: SlotInput) -> int:
         InvalidInput: there is not exactly one.
     """
     slots = as_slots(given)
-    if len(slots) != 1:
+    if slots.size != 1:
         raise InvalidInput(
             f"{len(slots)} slots of pool {name} came with an insert; give one, the state at its end"
         )
