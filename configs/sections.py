@@ -18,6 +18,7 @@ from radixtide.configs.schema import CacheConfig
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+_MISSING: Final = re.compile(r"object missing required field `(?P<key>.*)`")
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 
 
@@ -48,6 +49,10 @@ def plugin_section(config: CacheConfig, name: str, kind: type[S]) -> S:
         place = _PLACE.match(str(error))
         assert place is not None
         what = place["what"][:1].lower() + place["what"][1:]
+        missing = _MISSING.fullmatch(what)
+        if missing is not None:
+            path += f"{place['path'] or ''}.{missing['key']}"
+            raise ConfigError(f"config: {path}: missing; it has no default") from None
         raise ConfigError(f"config: {path}{place['path'] or ''}: {what}") from None
 
 
