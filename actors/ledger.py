@@ -149,6 +149,10 @@ class Ledger:
             self._rows[row] = entry
         return entry
 
+    def has(self, entry: Entry) -> bool:
+        """Return whether `entry` is in the ledger still."""
+        return self._entries.get(entry.rid) is entry
+
     def close(self, entry: Entry) -> None:
         """Forget an entry that holds nothing any more."""
         del self._entries[entry.rid]

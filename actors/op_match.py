@@ -345,30 +345,32 @@ def _miss_reason(state: State, job: Matching) -> MissReason:
 
 
 def undo_match(state: State, p: UndoMatch) -> Conversation:
-    """Release the lock and the copy of a match whose caller went away."""
+    """Release the lock and the copy of a match whose caller went away.
+
+    What the ledger says of it goes at once: should a component be silent, the request can match
+    again while the rest of this waits. So it may run twice.
+    """
     entry = state.ledger.find(p.req) if p.req is not None else None
-    if p.receipt is not None:
-        held = state.receipts.get(p.receipt.id)
-        if held is None:
-            return
-        if held.node.parent is not None:
-            yield state.all(Unlock(held.node, held.records))
-        del state.receipts[p.receipt.id]
-        if entry is None or entry.receipt != p.receipt.id:
-            return
+    held = state.receipts.get(p.receipt.id) if p.receipt is not None else None
+    copied = p.copied and entry is not None and bool(entry.fresh)
+    if held is not None and entry is not None and entry.receipt == held.receipt.id:
         entry.receipt = None
         entry.node = None
         entry.protected = 0
-    if entry is None:
-        return
-    if p.copied and entry.fresh:
+        entry.req.forget_match()
+        held.rid = None
+        if not copied:
+            close_if_empty(state, entry)
+    if held is not None:
+        if held.node.parent is not None:
+            yield state.all(Unlock(held.node, held.records))
+        state.receipts.pop(held.receipt.id, None)
+    if copied and entry is not None and entry.fresh:
         fresh, entry.fresh = entry.fresh, {}
         yield [(cell, Ungrant(entry.holder, None, 0, fresh)) for cell in state.others]
         for slots in fresh.values():
             entry.states -= len(slots)
             entry.req.lose_states(slots.tolist())
-    if entry.receipt is None:
-        entry.req.forget_match()
         close_if_empty(state, entry)
 
 

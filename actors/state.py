@@ -366,5 +366,6 @@ def put_on_path(walk: Walk, splits: Splits) -> None:
 
 def close_if_empty(state: State, entry: Entry) -> None:
     """Forget a request's entry unless it holds something."""
-    if entry.receipt is None and not entry.allocated and not entry.states:
+    empty = entry.receipt is None and not entry.allocated and not entry.states
+    if empty and state.ledger.has(entry):
         state.ledger.close(entry)

@@ -12,7 +12,13 @@ from radixtide import UnifiedRadixCache
 from radixtide.actors import system as system_module
 from radixtide.actors.component_actor import ComponentActor
 from radixtide.actors.envelope import PassThrough
-from radixtide.components.api import AllocateParams, EvictParams, InsertParams, MatchPrefixParams
+from radixtide.components.api import (
+    AllocateParams,
+    AuditReport,
+    EvictParams,
+    InsertParams,
+    MatchPrefixParams,
+)
 from radixtide.components.request import Request
 from radixtide.configs.errors import CallTimeout
 from support.actors import turns, until
@@ -337,6 +343,36 @@ async def test_an_undo_reaches_its_actor_whatever_intercepts(
         assert isinstance(sizes, ComponentActor)
         await until(lambda: not (sizes.sizes().held or sizes.sizes().protected))
         await settled(cache)
+        await assert_nothing_held(cache)
+
+
+async def test_a_request_can_match_again_while_the_undo_of_its_match_waits() -> None:
+    """The undo is set aside behind a silent component; a repeated match is no second lock."""
+    async with open_cache() as cache:
+        await store(cache, key(16))
+        req = Request(rid="r", origin_input_ids=tokens(16))
+        late = StallReplies("coordinator")
+        cache.add_interceptor(late)
+        call = asyncio.ensure_future(match(cache, req.key(), req=req, lock=True))
+        await until(lambda: bool(late.held))
+        silent = Stall("full", "Unlock")
+        cache.add_interceptor(silent)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: bool(silent.held))
+        await until(lambda: not state_of(cache).ledger.claims())
+        late.release()
+        cache.remove_interceptor(late)
+        again = asyncio.ensure_future(match(cache, req.key(), req=req, lock=True))
+        await turns(20)
+        silent.release()
+        cache.remove_interceptor(silent)
+        found = await again
+        assert req.lock == found.receipt
+        await settled(cache)
+        assert await cache.audit() == AuditReport()
+        assert (await cache.stats()).receipts == 1
+        await cache.abort_req(req)
         await assert_nothing_held(cache)
 
 
