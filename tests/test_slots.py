@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from radixtide import DoubleFree, SlotError
-from radixtide.tiers.slots import ANONYMOUS, FIRST_HOLDER, FREE, TREE, SlotAllocator
+from radixtide.tiers.slots import (
+    ANONYMOUS,
+    FIRST_HOLDER,
+    FREE,
+    RAMP_SLOTS,
+    TREE,
+    SlotAllocator,
+)
 from support.snapshots import as_int64
 
 
@@ -207,3 +214,18 @@ def test_any_sequence_of_changes_keeps_every_page_with_one_owner(books: SlotAllo
         owned[in_tree + in_hands] = True
         free = np.flatnonzero(~owned)[:: books.page_size] // books.page_size
         assert sorted(books.free_pages().tolist()) == free.tolist()
+
+
+def test_a_run_is_told_beyond_the_ramp_as_well() -> None:
+    size = RAMP_SLOTS + 64
+    books = SlotAllocator(size, 1, "full")
+    books.take(RAMP_SLOTS - 8, ANONYMOUS)
+    held = books.take(16, FIRST_HOLDER)
+    assert held.tolist() == list(range(RAMP_SLOTS - 8, RAMP_SLOTS + 8))
+    assert books.check(held, FIRST_HOLDER) == slice(RAMP_SLOTS - 8, RAMP_SLOTS + 8)
+    swapped = held[[0, 2, 1, *range(3, 16)]]
+    pages = books.check(swapped, FIRST_HOLDER)
+    assert not isinstance(pages, slice)
+    assert pages.tolist() == swapped.tolist()
+    with pytest.raises(SlotError, match="given twice"):
+        books.check(held[[0, 1, 1, *range(3, 16)]], FIRST_HOLDER)

@@ -35,6 +35,10 @@ _OWNER: Final = struct.Struct("=i")
 EMPTY: Final[Slots] = np.empty(0, dtype=np.int64)
 
 
+RAMP_SLOTS: Final = 2**22
+"""Slots that the ramp has: 32 MiB; beyond it runs are told by their steps, at twice the cost."""
+
+
 @lru_cache(maxsize=8)
 def ramp(size: int) -> bytes:
     """Return the numbers below `size` as int64 in memory: 8 bytes a slot, shared by equal pools.
@@ -83,7 +87,7 @@ class SlotAllocator:
         self._owner = np.zeros(self.pages, dtype=np.int32)
         self._seen = np.zeros(self.pages, dtype=np.int32)
         self._offsets = np.arange(page_size, dtype=np.int64)
-        self._ramp = ramp(size)
+        self._ramp = ramp(min(size, RAMP_SLOTS))
         self.tree_pages = 0
 
     @property
@@ -133,7 +137,7 @@ class SlotAllocator:
             )
         first, last = slots.item(0), slots.item(-1)
         run = last - first == count - 1 and first >= 0 and first % size == 0 and last < self.size
-        if run and self._ramp.startswith(slots, first * 8):  # type: ignore[arg-type]  # any buffer
+        if run and self._ascends(slots, first, last):
             # One ascending run: distinct by nature, owners are one slice.
             page = first // size
             owners = self._owner[page : last // size + 1]
@@ -167,6 +171,12 @@ class SlotAllocator:
                 "given twice"
             )
         return pages
+
+    def _ascends(self, slots: Slots, first: int, last: int) -> bool:
+        """Return whether each slot is one more than the one before."""
+        if last < RAMP_SLOTS:
+            return self._ramp.startswith(slots, first * 8)  # type: ignore[arg-type]  # any buffer
+        return bool((slots[1:] - slots[:-1] == 1).all())
 
     def check_one(self, slot: int, holder: int) -> None:
         """As :meth:`check`, of one slot that is a page."""
