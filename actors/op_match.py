@@ -81,7 +81,7 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
     if state.carrier.idle:
         # What has data on every node can not say no. One that may be slow to answer is asked all
         # the same: nothing is changed for a match that may have to be given up.
-        if state.no_votes:
+        if not state.voters:
             if p.req is not None and p.lock:
                 _check_tokens(p.req, key, walk.matched)
             return _commit(state, job)

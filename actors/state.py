@@ -113,7 +113,6 @@ class State:
         self.preparers: list[Cell] = []
         self.private: list[Cell] = []
         self.windowed: list[Cell] = []
-        self.no_votes = False
         self.ghosts = GhostList(config.eviction.ghosts)
         self.ledger = Ledger(FIRST_HOLDER)
         self.receipts: dict[int, LiveReceipt] = {}
@@ -134,7 +133,6 @@ class State:
         self.names = tuple(cell.name for cell in cells)
         self.traits = traits
         self.voters = [cell for cell, trait in zip(cells, traits, strict=True) if trait.votes]
-        self.no_votes = not self.voters
         self.voter_traits = [trait for trait in traits if trait.votes]
         by_name = {trait.name: trait.branching for trait in traits}
         self.branchers = tuple(by_name.get(name) for name in BRANCHING)

@@ -23,7 +23,6 @@ from radixtide.components.auxiliary_audit import audit_auxiliary
 from radixtide.components.base import TreeComponent
 from radixtide.components.outcomes import RELEASED, Census
 from radixtide.configs.schema import CacheConfig
-from radixtide.tiers.slots import EMPTY
 from radixtide.tree.lru import LruList
 from radixtide.tree.node import ComponentData, Node
 from radixtide.tree.radix_tree import RadixTree
@@ -171,12 +170,6 @@ class AuxiliaryComponent(TreeComponent):
     def values(self) -> Slots:
         """Return the slots of all nodes in one array. O(N): for audits."""
         return self.slots_on(list(self.tree))
-
-    def slots_on(self, nodes: Sequence[Node]) -> Slots:
-        """Return the slots of `nodes` in one array."""
-        records = (node.component_data[self.index].value for node in nodes)
-        values = [value for value in records if value is not None]
-        return np.concatenate(values, dtype=np.int64) if values else EMPTY.copy()
 
     def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
         """Recount everything from scratch. O(N + pool)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from radixtide.components.api import Violation
-from radixtide.components.pool_audit import audit_pool
+from radixtide.components.pool_audit import audit_pool, audit_sizes
 from radixtide.tree.node import Node
 
 if TYPE_CHECKING:
@@ -64,16 +64,7 @@ def _audit_locks(
                     f"{expected[node]}",
                 )
             )
-    for what, counted, stored in (
-        ("evictable", evictable, part.evictable),
-        ("protected", protected, part.protected),
-    ):
-        if stored < 0:
-            found.append(Violation("counts", f"{part.name}: {what} size is {stored}"))
-        if counted != stored:
-            found.append(
-                Violation("sizes", f"{part.name}: {what} size is {stored}, nodes make {counted}")
-            )
+    found.extend(audit_sizes(part, evictable, protected))
 
 
 def _audit_recency(part: AuxiliaryComponent, nodes: list[Node], found: list[Violation]) -> None:

@@ -166,9 +166,12 @@ class TreeComponent(ABC):
 
     def path_slots(self, path: Sequence[Node]) -> Slots:
         """Return the device slots of `path` in one fresh array. O(units)."""
-        values = [
-            value for node in path if (value := node.component_data[self.index].value) is not None
-        ]
+        return self.slots_on(path)
+
+    def slots_on(self, nodes: Sequence[Node]) -> Slots:
+        """Return the device slots of `nodes` in one fresh array, whatever a path is shown as."""
+        records = (node.component_data[self.index].value for node in nodes)
+        values = [value for value in records if value is not None]
         return np.concatenate(values, dtype=np.int64) if values else EMPTY.copy()
 
     # -- split ------------------------------------------------------------------
@@ -300,13 +303,8 @@ class TreeComponent(ABC):
         slots = wanted.get(self.name, 0)
         holding = self.holdings.get(holder)
         room = holding.room if holding is not None else 0
-        fresh = self.allocator.whole_pages(max(slots - room, 0)) * self.page_size_of_pool
+        fresh = self.allocator.whole_pages(max(slots - room, 0)) * self.allocator.page_size
         return Shortage(fresh, self.sizes()) if fresh > self.allocator.free else None
-
-    @property
-    def page_size_of_pool(self) -> int:
-        """Slots a page of this component's pool."""
-        return self.allocator.page_size
 
     def grant(self, wanted: dict[str, int], holder: int, carrier: Reserved | None) -> Slots | None:
         """Take what was quoted; None when nothing of this pool was wanted.
@@ -330,7 +328,7 @@ class TreeComponent(ABC):
         holding = self.holdings.get(holder)
         if holder != ANONYMOUS and holding is not None:
             kept = holding.total - len(slots)
-            holding.shrink(kept, self.page_size_of_pool)
+            holding.shrink(kept, self.allocator.page_size)
             if not holding.total:
                 del self.holdings[holder]
         self.allocator.release(slots)

@@ -18,7 +18,7 @@ import numpy as np
 
 from radixtide.components.api import ComponentType, EvictLayer, Slots, StoredSlots, Violation
 from radixtide.components.base import TreeComponent, Validator
-from radixtide.components.full_audit import audit_full, hollow_nodes, tree_slots
+from radixtide.components.full_audit import audit_full, hollow_nodes
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.components.leaf_order import LeafOrder
 from radixtide.components.outcomes import Census
@@ -399,7 +399,7 @@ class FullComponent(TreeComponent):
                 self.leaves.add(data)
         pages = self.allocator.pages_of
         self.allocator.rebuild(
-            pages(tree_slots(self, nodes)),
+            pages(self.slots_on(nodes)),
             {holder: pages(held.slots()) for holder, held in self.holdings.items()},
         )
         return hollow

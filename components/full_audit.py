@@ -6,13 +6,10 @@ membership in the eviction order from the definition of an evictable leaf, owner
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from radixtide.components.api import Slots, Violation
-from radixtide.components.pool_audit import audit_pool
+from radixtide.components.api import Violation
+from radixtide.components.pool_audit import audit_pool, audit_sizes
 from radixtide.tree.node import Node
 
 if TYPE_CHECKING:
@@ -40,14 +37,6 @@ def hollow_nodes(full: FullComponent) -> list[Node]:
     return hollow
 
 
-def tree_slots(full: FullComponent, nodes: Sequence[Node]) -> Slots:
-    """Return the device slots of `nodes` in one array."""
-    values = [
-        value for node in nodes if (value := node.component_data[full.index].value) is not None
-    ]
-    return np.concatenate(values, dtype=np.int64) if values else np.empty(0, dtype=np.int64)
-
-
 def audit_full(
     full: FullComponent, locked: dict[int, int], ledger: dict[int, tuple[str, int]]
 ) -> list[Violation]:
@@ -57,7 +46,7 @@ def audit_full(
     _audit_values(full, nodes, found)
     _audit_locks(full, nodes, locked, found)
     _audit_order(full, nodes, found)
-    found.extend(audit_pool(full, tree_slots(full, nodes), ledger))
+    found.extend(audit_pool(full, full.slots_on(nodes), ledger))
     return found
 
 
@@ -125,16 +114,7 @@ def _audit_locks(
                     f"make {expected[node]}",
                 )
             )
-    for what, counted, stored in (
-        ("evictable", evictable, full.evictable),
-        ("protected", protected, full.protected),
-    ):
-        if stored < 0:
-            found.append(Violation("counts", f"{full.name}: {what} size is {stored}"))
-        if counted != stored:
-            found.append(
-                Violation("sizes", f"{full.name}: {what} size is {stored}, nodes make {counted}")
-            )
+    found.extend(audit_sizes(full, evictable, protected))
 
 
 def _audit_order(full: FullComponent, nodes: list[Node], found: list[Violation]) -> None:

@@ -191,9 +191,7 @@ class PairedComponent(AuxiliaryComponent):
         """Raise SlotError unless the Full `slots` have no pair, or one that `holder` holds."""
         if not len(slots):
             return
-        size = len(self.pairing.to_pair) * self.page_size
-        if int(slots.min()) < 0 or int(slots.max()) >= size:
-            raise SlotError(f"pool {self.name}: a slot is not in [0, {size}) of pool {CARRIER}")
+        self._check_range(slots)
         pairs = self.pairing.to_pair[slots // self.page_size]
         pairs = pairs[pairs != NONE]
         owners = self.allocator.owners()[pairs]
@@ -214,10 +212,15 @@ class PairedComponent(AuxiliaryComponent):
 
     def paired_slots(self, slots: Slots) -> Slots:
         """Return the slots here of Full `slots`, -1 where there is none."""
-        size = len(self.pairing.to_pair) * self.page_size
-        if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= size):
-            raise SlotError(f"pool {self.name}: a slot is not in [0, {size}) of pool {CARRIER}")
+        if len(slots):
+            self._check_range(slots)
         return self.pairing.slots_of(slots)
+
+    def _check_range(self, slots: Slots) -> None:
+        """Raise SlotError unless `slots`, one at least, are slots of the carrier's pool."""
+        size = len(self.pairing.to_pair) * self.page_size
+        if int(slots.min()) < 0 or int(slots.max()) >= size:
+            raise SlotError(f"pool {self.name}: a slot is not in [0, {size}) of pool {CARRIER}")
 
     # -- soundness --------------------------------------------------------------------
 

@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from radixtide.components.base import TreeComponent
 
 
+def audit_sizes(component: TreeComponent, evictable: int, protected: int) -> list[Violation]:
+    """Compare the sizes that `component` keeps with those that its nodes make."""
+    found: list[Violation] = []
+    for what, counted, stored in (
+        ("evictable", evictable, component.evictable),
+        ("protected", protected, component.protected),
+    ):
+        if stored < 0:
+            found.append(Violation("counts", f"{component.name}: {what} size is {stored}"))
+        if counted != stored:
+            message = f"{component.name}: {what} size is {stored}, nodes make {counted}"
+            found.append(Violation("sizes", message))
+    return found
+
+
 def audit_pool(
     component: TreeComponent,
     tree_slots: Slots,
