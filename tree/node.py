@@ -13,6 +13,38 @@ from radixtide.tree.lru import Link
 NO_CHILDREN: Final[dict[bytes, Node]] = {}
 """Shared by all leaves, never written to: a leaf costs no dictionary."""
 
+ON_DEVICE: Final = 1
+ON_HOST: Final = 2
+IN_STORAGE: Final = 4
+
+QUEUED: Final = 1
+BACKING: Final = 2
+LOADING: Final = 4
+STORING: Final = 8
+
+HASH_BYTES: Final = 32
+"""Bytes of a page's chain hash."""
+
+
+class HostLink(Link, eq=False):
+    """What one component keeps of one node for the tiers below the device; made when first needed.
+
+    It is itself the link of the component's list of the host tier, ``order_key`` its place there.
+    ``arriving``: host slots that a copy is filling. ``loading``: device slots that a copy is
+    filling. ``pins``: copies that read the value on the device, each counted in ``lock_ref`` too.
+    ``host_pins``: copies that use the host slots, each counted in ``host_lock_ref`` too.
+    ``digests``: one a page of the host value, taken when the page left the device.
+    ``stored``: whether the host value is in storage as well.
+    """
+
+    order_key: Any = None
+    arriving: npt.NDArray[np.int32] | None = None
+    loading: npt.NDArray[np.int32] | None = None
+    pins: int = 0
+    host_pins: int = 0
+    digests: npt.NDArray[np.uint64] | None = None
+    stored: bool = False
+
 
 class ComponentData(Link, eq=False):
     """What one component keeps on one node. Written by that component only.
@@ -24,6 +56,7 @@ class ComponentData(Link, eq=False):
     ``device_children``: children whose value of this component is on the device.
     ``order_key``: place in the component's eviction order, None while not in it.
     ``metadata``: whatever else the component needs, None until then.
+    ``host_link``: what it needs for the tiers below the device, None until then.
     The record is itself the link of the component's device list.
     """
 
@@ -34,6 +67,7 @@ class ComponentData(Link, eq=False):
     device_children: int = 0
     order_key: Any = None
     metadata: dict[str, Any] | None = None
+    host_link: HostLink | None = None
 
 
 class Node(msgspec.Struct, eq=False):
@@ -55,6 +89,9 @@ class Node(msgspec.Struct, eq=False):
     ``primary``: ``component_data[0]``, the record of the component that carries the tree.
     ``pins``: own pins and pinned children.
     ``epoch``: raised when the node's device slots leave or change.
+    ``tiers``: where the data of the component that carries the tree is: ON_DEVICE, ON_HOST,
+    IN_STORAGE. ``job``: what is queued or under way: QUEUED (waits for its backup), BACKING,
+    LOADING, STORING. ``hashes``: the chain hashes of its pages, 32 bytes each; empty until needed.
     """
 
     # What every match reads and writes comes first, so that it lies together in memory.
@@ -74,6 +111,9 @@ class Node(msgspec.Struct, eq=False):
     priority: int = 0
     pins: int = 0
     epoch: int = 0
+    tiers: int = ON_DEVICE
+    job: int = 0
+    hashes: bytes = b""
 
     @property
     def start(self) -> int:
@@ -92,7 +132,7 @@ class Node(msgspec.Struct, eq=False):
 NO_RECORD: Final = ComponentData()
 """What a node has in the moment of its making."""
 
-for _kind in (Link, ComponentData, Node):
+for _kind in (Link, HostLink, ComponentData, Node):
     # Written at every touch and lock. A Struct's own way of setting a field is a general one; the
     # plain one of objects is what the interpreter has a short cut for (13 against 33 ns). What it
     # leaves out is to show a Struct to the garbage collector late, when it first gets a container:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from radixtide.tree.key import TOKEN_BYTES, RadixKey, common_units
-from radixtide.tree.node import NO_CHILDREN, NO_RECORD, ComponentData, Node
+from radixtide.tree.node import HASH_BYTES, NO_CHILDREN, NO_RECORD, ComponentData, Node
 
 
 class Walk(msgspec.Struct, eq=False, gc=False):
@@ -210,6 +210,13 @@ class RadixTree:
         prefix.priority = node.priority
         prefix.high_water = node.high_water
         prefix.pins = 1 if node.pins else 0
+        prefix.tiers = node.tiers
+        if node.job:
+            prefix.job = node.job
+        if node.hashes:
+            at = units // self.page_size * HASH_BYTES
+            prefix.hashes = node.hashes[:at]
+            node.hashes = node.hashes[at:]
         parent.children[node.edge] = prefix
         node.piece = piece[cut:]
         node.edge = node.piece[: self.edge_bytes]
