@@ -12,7 +12,7 @@ import torch
 
 from radixtide.actors import calls
 from radixtide.actors.hold import Hold
-from radixtide.actors.life import CacheLife
+from radixtide.actors.tier_face import TieredCache
 from radixtide.components.api import (
     CARRIER,
     AllocateParams,
@@ -51,7 +51,7 @@ from radixtide.configs.errors import Busy
 from radixtide.tree.key import RadixKey
 
 
-class UnifiedRadixCache(CacheLife):
+class UnifiedRadixCache(TieredCache):
     """A prefix cache: one radix tree, one actor a component, one coordinator.
 
     Use it as an async context manager; it belongs to the loop it was entered on. Every call takes
@@ -364,6 +364,8 @@ class UnifiedRadixCache(CacheLife):
         state = self._state
         pools = {}
         counters = state.counters.as_dict()
+        if state.tiers is not None:
+            counters.update(state.tiers.counters.as_dict())
         for component in self._components:
             counters.update(component.counters())
             sizes = component.sizes()
@@ -373,10 +375,20 @@ class UnifiedRadixCache(CacheLife):
                     evictable=sizes.evictable,
                     protected=sizes.protected,
                     held=sizes.held,
-                    in_flight=0,
+                    in_flight=sizes.in_flight,
                     size=sizes.size,
                 )
             }
+            host = component.host_sizes()
+            if host is not None:
+                pools[component.name]["host"] = PoolStats(
+                    free=host.free,
+                    evictable=host.evictable,
+                    protected=host.protected,
+                    held=host.held,
+                    in_flight=host.in_flight,
+                    size=host.size,
+                )
         return CacheStats(
             pools=pools,
             actors=system.statistics(),

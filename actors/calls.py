@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from radixtide.components.api import LockReceipt, NodeHandle, Slots
@@ -18,6 +20,7 @@ class Free(Call, frozen=True, tag=True, gc=False):
 
     slots: Slots
     component: str
+    after: Any = None
 
 
 class IncLockRef(Call, frozen=True, tag=True, gc=False):
@@ -37,6 +40,7 @@ class CacheFinishedReq(Call, frozen=True, tag=True, gc=False):
 
     req: Request
     is_insert: bool
+    ready: Any = None
 
 
 class CacheUnfinishedReq(Call, frozen=True, tag=True, gc=False):
@@ -44,12 +48,14 @@ class CacheUnfinishedReq(Call, frozen=True, tag=True, gc=False):
 
     req: Request
     is_insert: bool
+    ready: Any = None
 
 
 class AbortReq(Call, frozen=True, tag=True, gc=False):
     """A request is given up. Reply: CacheReqResult."""
 
     req: Request
+    after: Any = None
 
 
 class UndoMatch(Call, frozen=True, tag=True, gc=False):

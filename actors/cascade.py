@@ -12,30 +12,45 @@ from typing import Any
 
 from radixtide.actors.cell import Cell
 from radixtide.actors.messages import EvictNodes, Judge, Propose
+from radixtide.actors.op_backup import chain_above, start_backup
 from radixtide.actors.state import State
-from radixtide.tree.node import Node
+from radixtide.tree.node import FAILED, IN_STORAGE, ON_DEVICE, ON_HOST, Node
 
 Freed = dict[str, int]
 """Slots freed, by component."""
 
 
+class MustWait(Exception):
+    """What is to be evicted is backed up first: try again when that is done."""
+
+
 def evict_one(
-    state: State, cell: Cell, target: int, spare: tuple[Node, ...] = ()
+    state: State, cell: Cell, target: int, spare: tuple[Node, ...] = (), may_wait: bool = False
 ) -> Generator[Any, Any, Freed]:
-    """Evict for one component until `target` of its slots are free, or nothing is left."""
+    """Evict for one component until `target` of its slots are free, or nothing is left.
+
+    `may_wait`: raise MustWait, with backups begun, where the policy is to back up what is evicted;
+    else that is lost.
+    """
     victims = yield cell, Propose(target, spare)
     if not victims:
         return {}
-    freed = yield from cascade(state, cell, victims)
+    freed = yield from cascade(state, cell, victims, may_wait)
     return freed
 
 
-def cascade(state: State, cell: Cell, victims: list[Node]) -> Generator[Any, Any, Freed]:
-    """Take `victims` of `cell` out of every component that goes along, and leaves out of the tree.
+def cascade(
+    state: State, cell: Cell, victims: list[Node], may_wait: bool = False
+) -> Generator[Any, Any, Freed]:
+    """Take `victims` of `cell` out of every component that goes along, and leaves off the device.
 
-    Children come before their parents where both are leaves in the end.
+    Children come before their parents where both are leaves in the end. A leaf with a copy on the
+    host stays in the tree for that one.
     """
     leaves = victims
+    tiers = state.tiers
+    if tiers is not None and tiers.write_back and may_wait and cell is state.carrier:
+        yield from _back_up_first(state, victims)
     calls: list[tuple[Cell, EvictNodes]]
     trait = state.traits[state.cells.index(cell)]
     if cell is state.carrier:
@@ -60,10 +75,36 @@ def cascade(state: State, cell: Cell, victims: list[Node]) -> Generator[Any, Any
     freed = {other.name: part for (other, _), part in zip(calls, parts, strict=True)}
     tree = state.tree
     remember = state.ghosts.remember
-    for node in leaves:
-        remember(node)
-        tree.remove(node)
+    if tiers is None:
+        for node in leaves:
+            remember(node)
+            tree.remove(node)
+    else:
+        for node in leaves:
+            if node.tiers & ON_HOST:
+                node.tiers &= ~ON_DEVICE
+                node.epoch += 1
+                tiers.counters.demoted_nodes += 1
+            else:
+                remember(node, bool(node.tiers & IN_STORAGE))
+                tree.remove(node)
+                tiers.ready.pop(node.id, None)
+                tiers.counters.dropped_unbacked += 1
     counters = state.counters
     counters.evicted_nodes += len(leaves)
     counters.evicted_units += freed.get(state.carrier.name, 0)
     return freed
+
+
+def _back_up_first(state: State, victims: list[Node]) -> Generator[Any, Any, None]:
+    """Begin backups of the victims that have none, and raise MustWait; return if none can begin."""
+    missing = [node for node in victims if not node.tiers & ON_HOST and not node.job & FAILED]
+    if not missing:
+        return
+    nodes: dict[Node, None] = {}
+    for node in missing:
+        nodes.update(dict.fromkeys(chain_above(node)))
+    if (yield from start_backup(state, sorted(nodes, key=lambda node: node.end))):
+        raise MustWait
+    for node in missing:
+        node.job |= FAILED

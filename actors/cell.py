@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from radixtide.actors.actor import Actor
-from radixtide.actors.envelope import PARKED, REDELIVER, Envelope
+from radixtide.actors.envelope import PARKED, REDELIVER, Envelope, Sentinel
 from radixtide.actors.timings import Timings
 from radixtide.components.api import ActorStats
 from radixtide.configs.errors import ActorFailed, CacheClosed, RadixtideError
@@ -218,7 +218,10 @@ class Cell:
                 reply, refused = None, None
                 try:
                     reply = self.run(envelope)
-                    if reply is PARKED:
+                    if reply.__class__ is Sentinel:
+                        if reply is not PARKED:
+                            self.busy = False
+                            self.stand_in_line(reply, envelope)
                         return
                 except RadixtideError as error:
                     refused = error
@@ -233,6 +236,10 @@ class Cell:
     def run(self, envelope: Envelope) -> Any:
         """Run the handler of a queued message; return its reply, or PARKED if it comes later."""
         return self.handlers[envelope.message.__class__](envelope.message)
+
+    def stand_in_line(self, line: Sentinel, envelope: Envelope) -> None:
+        """Let a message wait until `line` is let in; only what converses ever has to."""
+        raise NotImplementedError(line)
 
     def note_answer(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
         """Note the answer before it leaves: a second delivery must not act again."""

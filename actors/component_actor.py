@@ -44,10 +44,31 @@ from radixtide.actors.messages import (
     Unreserve,
     Validate,
 )
+from radixtide.actors.tier_messages import (
+    BackupNeed,
+    BeginBackup,
+    BeginLoad,
+    CommitFetch,
+    EndBackup,
+    EndLoad,
+    EvictHost,
+    HostSizes,
+    HostSlots,
+    LoadNeeds,
+    NoteStored,
+    PinHost,
+    ProposeHost,
+    ReleaseHost,
+    ReserveHost,
+    UnpinHost,
+    UseHost,
+    ValidateTiers,
+)
 from radixtide.components.api import Slots, Violation
 from radixtide.components.base import TreeComponent
 from radixtide.components.insertion import InsertPart
-from radixtide.components.outcomes import Reserved, Shortage, Sizes
+from radixtide.components.outcomes import Moving, Reserved, Shortage, Sizes
+from radixtide.tiers.slots import EMPTY
 from radixtide.tree.node import Node
 
 
@@ -94,6 +115,24 @@ class ComponentActor(Actor):
             ReleasePaired: self.release_paired,
             PairedSlots: self.paired_slots,
             Clear: lambda _: component.reset(),
+            ValidateTiers: self.validate_tiers,
+            UseHost: lambda m: component.finalize_host_match(m.path, m.first),
+            BackupNeed: self.backup_need,
+            BeginBackup: lambda m: component.begin_backup(m.nodes, m.job),
+            EndBackup: self.end_backup,
+            PinHost: lambda m: component.pin_host(m.nodes),
+            UnpinHost: lambda m: component.unpin_host(m.nodes),
+            LoadNeeds: lambda m: component.load_need(m.path, m.first),
+            BeginLoad: self.begin_load,
+            EndLoad: self.end_load,
+            ProposeHost: lambda m: component.drive_host_eviction(m.target, m.spare),
+            EvictHost: lambda m: component.evict_host_nodes(m.nodes),
+            NoteStored: lambda m: component.note_stored(m.nodes, m.stored),
+            ReserveHost: self.reserve_host,
+            ReleaseHost: self.release_host,
+            CommitFetch: self.commit_fetch,
+            HostSlots: lambda m: component.host_slots_of(m.nodes),
+            HostSizes: lambda _: component.host_sizes(),
         }
 
     def lru_lengths(self) -> tuple[int | None, int | None]:
@@ -126,6 +165,9 @@ class ComponentActor(Actor):
         for split in m.splits:
             component.redistribute_on_node_split(*split)
         path = m.path
+        if not path:
+            # All that was matched is on the host.
+            return (EMPTY.copy() if component.index == 0 else None), None
         record = component.acquire_component_lock(path[-1]) if m.lock else None
         return component.finalize_match_result(path, m.holder), record
 
@@ -255,6 +297,61 @@ class ComponentActor(Actor):
         """Answer the slots bound to others."""
         return self.component.paired_slots(m.slots)
 
+    # -- host -----------------------------------------------------------------------
+
+    def validate_tiers(self, m: ValidateTiers) -> tuple[Sequence[int], Sequence[int]]:
+        """Answer how many steps may be reused from the device, and from device or host."""
+        validate = self.component.validate_path
+        return (
+            validate(m.path, m.inside, m.inside_units, True),
+            validate(m.path, m.inside, m.inside_units, False),
+        )
+
+    def backup_need(self, m: BackupNeed) -> tuple[int, int]:
+        """Answer what a backup takes, and what is free."""
+        sizes = self.component.host_sizes()
+        return self.component.backup_need(m.nodes), 0 if sizes is None else sizes.free
+
+    def end_backup(self, m: EndBackup) -> None:
+        """Attach host copies, or give them up."""
+        if m.keep:
+            self.component.commit_backup(m.nodes, m.digests.get(self.name))
+        else:
+            self.component.abort_backup(m.nodes)
+
+    def begin_load(self, m: BeginLoad) -> Moving:
+        """Take device slots for what comes from the host."""
+        component = self.component
+        carriers = None if component.index == 0 else m.carriers
+        return component.begin_load(m.nodes.get(self.name, []), m.job, carriers)
+
+    def end_load(self, m: EndLoad) -> None:
+        """Attach what was loaded, or give it up."""
+        if m.keep:
+            self.component.commit_load(m.nodes)
+        else:
+            self.component.abort_load(m.nodes)
+
+    def reserve_host(self, m: ReserveHost) -> Slots | Shortage:
+        """Take host slots for pages."""
+        books = self.component.host_allocator
+        page = books.page_size if books is not None else 1
+        return self.component.reserve_host(m.pages * page, m.job)
+
+    def release_host(self, m: ReleaseHost) -> None:
+        """Give host slots back."""
+        slots = m.slots.get(self.name)
+        if slots is not None:
+            self.component.release_host(slots)
+
+    def commit_fetch(self, m: CommitFetch) -> None:
+        """Split, and give host slots to new nodes."""
+        for split in m.splits:
+            self.component.redistribute_on_node_split(*split)
+        slots = m.slots.get(self.name)
+        if slots is not None and len(slots):
+            self.component.commit_fetch(m.nodes, slots, m.digests.get(self.name))
+
     # -- soundness ------------------------------------------------------------------
 
     def describe(self, m: Describe) -> dict[int, str]:
@@ -263,11 +360,11 @@ class ComponentActor(Actor):
 
     def audit(self, m: Audit) -> list[Violation]:
         """Recount everything."""
-        return self.component.audit(m.locked, m.ledger)
+        return self.component.audit(m.locked, m.ledger, m.jobs)
 
     def rebuild(self, m: Rebuild) -> list[Node]:
         """Repair after a crash."""
-        return self.component.rebuild(m.locked, m.holders, m.carrier)
+        return self.component.rebuild(m.locked, m.holders, m.carrier, m.jobs)
 
     def audit_against(self, m: AuditAgainst) -> list[Violation]:
         """Compare with the carrier."""

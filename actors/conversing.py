@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from radixtide.actors.actor import Actor, Conversation, Round, conversation
 from radixtide.actors.cell import SAMPLE, Cell
-from radixtide.actors.envelope import PARKED, QUEUE, REDELIVER, Envelope, Sentinel
+from radixtide.actors.envelope import LINES, PARKED, QUEUE, REDELIVER, Envelope, Sentinel
 from radixtide.configs.errors import RadixtideError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class ConversingCell(Cell):
         super().__init__(system, actor, capacity, batch)
         self.exchange: Exchange | None = None
         self.stalled: dict[Cell, deque[Envelope]] = {}
+        self.lines: dict[Sentinel, deque[Envelope]] = {}
 
     @property
     def waiting(self) -> int:
@@ -67,9 +68,10 @@ class ConversingCell(Cell):
     def take_waiting(self) -> list[Envelope]:
         """Take out all that waits for this cell: the conversation, the mail, the set aside."""
         waiting = super().take_waiting()
-        for queue in self.stalled.values():
+        for queue in (*self.stalled.values(), *self.lines.values()):
             waiting.extend(queue)
         self.stalled.clear()
+        self.lines.clear()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.generator.close()
@@ -293,6 +295,10 @@ class ConversingCell(Cell):
                     return
             except RadixtideError as failed:
                 value, refused = None, failed
+            if value.__class__ is Sentinel and value in LINES:
+                self.stand_in_line(value, envelope)
+                self.free()
+                return
             self.note_answer(envelope, value, refused)
         except Exception as crash:  # noqa: BLE001  # any crash is the supervisor's
             self.crash(envelope, crash)
@@ -323,7 +329,7 @@ class ConversingCell(Cell):
             self._abandon(exchange)
             self.free()
             return
-        for queue in self.stalled.values():
+        for queue in (*self.stalled.values(), *self.lines.values()):
             if envelope in queue:
                 queue.remove(envelope)
 
@@ -344,6 +350,22 @@ class ConversingCell(Cell):
             if reply is not None and reply[1] is None:
                 self.system.dropped(asked, reply[0])
         return silent
+
+    def stand_in_line(self, line: Sentinel, envelope: Envelope) -> None:
+        """Let a message wait, holding nothing, until `line` is let in."""
+        queue = self.lines.setdefault(line, deque())
+        if envelope not in queue:
+            queue.append(envelope)
+
+    def let_in(self, line: Sentinel) -> None:
+        """Take up, in order and before all other mail, what stands in `line`."""
+        waiting = self.lines.pop(line, None)
+        if waiting is None:
+            return
+        self.mailbox.extendleft(reversed(waiting))
+        self.idle = False
+        if not self.busy:
+            self.free()
 
     def revived(self, cell: Cell) -> None:
         """Take up, in order, what waited for `cell`, which answers again."""

@@ -15,11 +15,33 @@ from radixtide.actors.actor import Actor, Handler
 from radixtide.actors.op_admin import audit, pin_key, pretty_print, repair, reset, unpin_key
 from radixtide.actors.op_allocate import allocate, free, release_window, undo_allocate
 from radixtide.actors.op_evict import evict
+from radixtide.actors.op_fetch import (
+    EndFetch,
+    PrefetchCall,
+    WaitFetch,
+    end_early,
+    prefetch,
+    wait_fetch,
+)
 from radixtide.actors.op_insert import insert
+from radixtide.actors.op_load import CloseLoad, LoadBackCall, UndoLoad, WaitLoad, load_back
+from radixtide.actors.op_load_end import close_load, undo_load, wait_load
 from radixtide.actors.op_lock import dec_lock_ref, dec_window_lock, inc_lock_ref
 from radixtide.actors.op_match import component_slots, device_indices, match_prefix, undo_match
 from radixtide.actors.op_request import abort_req, cache_finished_req, cache_unfinished_req
+from radixtide.actors.op_tiers import (
+    Drain,
+    Flush,
+    Pump,
+    SetStorage,
+    drain,
+    flush,
+    pump,
+    report,
+    set_storage,
+)
 from radixtide.actors.state import State
+from radixtide.actors.tier_messages import CopyDone, FetchDone, Found, StoreDone
 from radixtide.components.api import (
     AllocateParams,
     EvictParams,
@@ -50,6 +72,21 @@ OPERATIONS: dict[type, Callable[[State, Any], Any]] = {
     calls.AuditAll: audit,
     calls.Repair: repair,
     calls.Print: pretty_print,
+    LoadBackCall: load_back,
+    WaitLoad: wait_load,
+    CloseLoad: close_load,
+    UndoLoad: undo_load,
+    PrefetchCall: prefetch,
+    WaitFetch: wait_fetch,
+    EndFetch: end_early,
+    Pump: pump,
+    Drain: drain,
+    Flush: flush,
+    SetStorage: set_storage,
+    CopyDone: report,
+    StoreDone: report,
+    Found: report,
+    FetchDone: report,
 }
 
 
@@ -80,4 +117,8 @@ class Coordinator(Actor):
             )
         elif isinstance(message, calls.IncLockRef):
             return calls.DecLockRef(reply)
+        elif isinstance(message, LoadBackCall):
+            return UndoLoad(reply.number, reply.receipt, message.req)
+        elif isinstance(message, PrefetchCall) and reply.number:
+            return EndFetch(reply.number, False)
         return None

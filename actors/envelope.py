@@ -30,6 +30,13 @@ REDELIVER: Final = Sentinel("REDELIVER")
 QUEUE: Final = Sentinel("QUEUE")
 """Stands for a reply where the receiver is not idle: post the message."""
 
+WAIT_FOR_ROOM: Final = Sentinel("WAIT_FOR_ROOM")
+WAIT_FOR_IDLE: Final = Sentinel("WAIT_FOR_IDLE")
+WAIT_FOR_JOB: Final = Sentinel("WAIT_FOR_JOB")
+LINES: Final = frozenset((WAIT_FOR_ROOM, WAIT_FOR_IDLE, WAIT_FOR_JOB))
+"""Returned instead of a reply by an operation that holds nothing and has to wait for a transfer:
+its message stands in this line, first come first served, until the line is let in again."""
+
 
 class Envelope:
     """One message between two actors.

@@ -37,6 +37,7 @@ class Entry:
         "req",
         "rid",
         "row_index",
+        "spoiled",
         "states",
     )
 
@@ -51,6 +52,7 @@ class Entry:
         self.protected = 0
         self.allocated = 0
         self.states = 0
+        self.spoiled = False
         self.fresh: dict[str, Slots] = {}
         # Indices of a request without a row; grown by doubling.
         self._buffer: Slots | None = None
@@ -140,14 +142,19 @@ class Ledger:
         """Return the entry of `req`, made when there is none; its row is noted as taken."""
         entry = self.get(req)
         if entry is None:
-            entry = Entry(req, self._next_holder)
-            self._next_holder += 1
+            entry = Entry(req, self.next_holder())
             self._entries[entry.rid] = entry
         row = req.req_pool_idx
         if row is not None and entry.row_index is None:
             entry.take_row(pool, row)
             self._rows[row] = entry
         return entry
+
+    def next_holder(self) -> int:
+        """Return a number that no other holder of slots has."""
+        number = self._next_holder
+        self._next_holder += 1
+        return number
 
     def has(self, entry: Entry) -> bool:
         """Return whether `entry` is in the ledger still."""

@@ -13,17 +13,24 @@ import anyio
 from radixtide.actors import calls
 from radixtide.actors.cell import Cell
 from radixtide.actors.component_actor import ComponentActor
+from radixtide.actors.conversing import ConversingCell
 from radixtide.actors.coordinator import Coordinator
 from radixtide.actors.envelope import QUEUE, Interceptor, Sentinel
+from radixtide.actors.op_tiers import Pump
 from radixtide.actors.state import State
+from radixtide.actors.storage_jobs import StorageJobs
 from radixtide.actors.system import ActorSystem
+from radixtide.actors.tier_making import make_copy_engine, make_host_pools, open_storage_jobs
+from radixtide.actors.tier_state import TierState
+from radixtide.actors.tiering import TieringActor
 from radixtide.components.base import TreeComponent
 from radixtide.components.checks import as_seconds
 from radixtide.components.policies import plugin_policies
 from radixtide.components.registry import make_components, plugin_components
 from radixtide.configs.errors import CacheClosed
 from radixtide.configs.loader import load_config, validate
-from radixtide.configs.schema import CacheConfig
+from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
+from radixtide.tiers.host_pool import HostPool
 from radixtide.tiers.kv_pool import TokenToKVPool
 from radixtide.tiers.request_pool import ReqToTokenPool
 from radixtide.tree.radix_tree import RadixTree
@@ -47,8 +54,10 @@ class CacheLife:
         self._turn_limit = config.limits.immediate_calls
         self._resetting = False
         self._given: anyio.Event | None = None
+        self._tiering: TieringActor | None = None
         self.kv_pool: TokenToKVPool | None = None
         self.memory: dict[str, Any] = {}
+        self.host_pools: dict[str, HostPool] = {}
         self._build()
 
     @classmethod
@@ -64,6 +73,8 @@ class CacheLife:
         self._components = components
         self.memory = {one.name: one.make_memory() for one in components}
         self.kv_pool = self.memory[components[0].name]
+        if config.host is not None:
+            self.host_pools = make_host_pools(config.host, components, self.memory)
 
     # -- life ---------------------------------------------------------------------
 
@@ -73,13 +84,68 @@ class CacheLife:
             raise CacheClosed("the cache was entered before; make a new one")
         loop = asyncio.get_running_loop()
         system = ActorSystem(loop, self.config.limits, self.config.delivery == "direct")
-        self._state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
+        self._state = state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
         cells = [system.spawn(ComponentActor(component)) for component in self._components]
-        self._state.attach(cells, [one.traits() for one in self._components])
-        self._coordinator = system.spawn(Coordinator(self._state))
+        state.attach(cells, [one.traits() for one in self._components])
+        if self.config.host is not None:
+            await self._add_tiers(system, state, self.config.host)
+        coordinator = system.spawn(Coordinator(state))
+        self._coordinator = coordinator
+        if self._tiering is not None and state.tiers is not None:
+            self._join(system, coordinator, self._tiering, state.tiers)
         system.on_restarted = self._on_restarted
         self._system = system
         return self
+
+    async def _add_tiers(self, system: ActorSystem, state: State, host: HostConfig) -> None:
+        """Start the tiering actor, with a storage where the config has one."""
+        config = self.config
+        engine = make_copy_engine(host, self._components, self.memory, self.host_pools, system.loop)
+        storage = None
+        try:
+            if config.storage is not None:
+                storage = await self._open_storage(config.storage)
+        except BaseException:
+            engine.close()
+            raise
+        self._tiering = tiering = TieringActor(engine, storage)
+        tiers = TierState(host, config.storage)
+        tiers.storing = storage is not None
+        tiers.layers = max((pool.layers for pool in self.host_pools.values()), default=1)
+        state.tiers = tiers
+        cell = system.spawn(tiering)
+        tiers.tell = lambda message: system.tell(cell, message, "coordinator")
+
+    def _join(
+        self,
+        system: ActorSystem,
+        coordinator: Cell,
+        tiering: TieringActor,
+        tiers: TierState,
+    ) -> None:
+        """Connect coordinator and tiering actor."""
+        assert isinstance(coordinator, ConversingCell)
+        tiering.attach(system.loop, lambda report: system.tell(coordinator, report, tiering.name))
+        tiers.let_in = coordinator.let_in
+        tiers.in_line = lambda line: bool(coordinator.lines.get(line))
+
+        def pump() -> None:
+            if coordinator.open:
+                system.tell(coordinator, Pump(), "runtime")
+
+        def wake() -> None:
+            tiers.waking = True
+            system.loop.call_soon(pump)
+
+        tiers.wake = wake
+
+    async def _open_storage(self, config: StorageConfig) -> StorageJobs:
+        """Open a storage for the pools of this cache."""
+        return await open_storage_jobs(self.config, config, self._components, self.host_pools)
+
+    def _storage_config(self) -> StorageConfig | None:
+        tiers = self._state.tiers
+        return None if tiers is None else tiers.storage
 
     async def __aexit__(
         self,
@@ -103,6 +169,8 @@ class CacheLife:
         while not system.quiet and system.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0)
         system.stop()
+        if self._tiering is not None:
+            await self._tiering.close()
 
     def _on_restarted(self, cell: Cell) -> None:
         # One repair that waits is enough, however many crashes there are.
@@ -112,6 +180,16 @@ class CacheLife:
         cell.system.notify(self._coordinator, calls.Repair(cell.name))
 
     # -- how a call runs ------------------------------------------------------------
+
+    def post(self, message: Any) -> None:
+        """Send a call that gives, and wait for nothing."""
+        system = self._open_system()
+        assert self._coordinator is not None
+        system.tell(self._coordinator, message)
+
+    def now(self) -> float:
+        """Return the time of the loop, in seconds."""
+        return self._open_system().loop.time()
 
     async def _take(self, message: Any, timeout: float | None) -> Any:
         """Run a call that takes: the turn is given up before, when nothing can be lost."""

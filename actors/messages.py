@@ -267,11 +267,13 @@ class Describe(Plan, frozen=True, tag=True):
 class Audit(Plan, frozen=True, tag=True):
     """Ask for a recount. Reply: list of Violation.
 
-    `locked`: receipts by node id; `ledger`: name and slots asked for by holder.
+    `locked`: receipts by node id; `ledger`: name and slots asked for by holder; `jobs`: how many
+    transfers read a node's device value and use its host slots, by id; None without a host tier.
     """
 
     locked: dict[int, int]
     ledger: dict[int, tuple[str, int]]
+    jobs: dict[int, tuple[int, int]] | None = None
 
 
 class Rebuild(Opening, frozen=True, tag=True):
@@ -280,6 +282,7 @@ class Rebuild(Opening, frozen=True, tag=True):
     locked: dict[int, int]
     holders: set[int]
     carrier: Census | None = None
+    jobs: dict[int, tuple[int, int]] | None = None
 
 
 class Clear(Opening, frozen=True, tag=True):

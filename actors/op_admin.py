@@ -18,12 +18,15 @@ from radixtide.actors.messages import (
     Validate,
 )
 from radixtide.actors.op_evict import drop_pin, expire_pins
+from radixtide.actors.op_match_tiers import cut_to, usable_steps
 from radixtide.actors.pins import Pin
 from radixtide.actors.state import State
 from radixtide.actors.structure_audit import audit_protection, audit_structure
+from radixtide.actors.tier_audit import audit_tiers
 from radixtide.components.api import AuditReport, PinResult, Violation
+from radixtide.components.outcomes import Census
 from radixtide.configs.errors import Busy, InvalidInput, PinRefused
-from radixtide.tree.node import Node
+from radixtide.tree.node import IN_STORAGE, ON_DEVICE, ON_HOST, Node
 
 
 def pin_key(state: State, p: PinKey) -> Conversation:
@@ -37,6 +40,9 @@ def pin_key(state: State, p: PinKey) -> Conversation:
     expires_at = state.clock() + p.ttl_s
     known = board.get(name)
     walk = state.tree.walk(p.key)
+    if state.tiers is not None:
+        # A pin keeps what is on the device there.
+        cut_to(walk, usable_steps(state.tiers, walk)[0])
     if known is not None and walk.matched <= known.node.end:
         board.renew(known, expires_at)
         return PinResult(known.node.end, board.budget - board.units)
@@ -90,6 +96,9 @@ def reset(state: State, p: Reset) -> Conversation:
     for cell, size in zip(state.cells, sizes, strict=True):
         if size.held and not len(state.ledger):
             holders.append(f"{size.held} slots of pool {cell.name} allocated without a request")
+    tiers = state.tiers
+    if tiers is not None:
+        holders += [f"{job.kind} {job.number} of {job.units} units" for job in tiers.jobs]
     if holders:
         shown = ", ".join(holders[:8]) + (", ..." if len(holders) > 8 else "")
         raise Busy(f"reset refused, {len(holders)} holder(s) live: {shown}")
@@ -98,17 +107,23 @@ def reset(state: State, p: Reset) -> Conversation:
         state.pins.remove(pin)
     state.tree.reset()
     state.ghosts.clear()
+    if tiers is not None:
+        tiers.forget()
 
 
 def audit(state: State, p: AuditAll) -> Conversation:
     """Recount everything in the tree and in every component."""
     found: list[Violation] = list(audit_structure(state))
     claims = state.ledger.claims()
-    for part in (yield state.each(lambda index: Audit(state.locked(index), claims))):
+    jobs = None if state.tiers is None else state.tiers.jobs.pins()
+    for part in (yield state.each(lambda index: Audit(state.locked(index), claims, jobs))):
         found.extend(part)
     if state.others:
         found.extend(audit_protection(state.tree, state.traits))
+    if state.others or state.tiers is not None:
         carrier = yield state.carrier, TakeCensus()
+        if state.tiers is not None:
+            found.extend(audit_tiers(state, state.tiers, carrier))
         for part in (yield [(cell, AuditAgainst(carrier)) for cell in state.others]):
             found.extend(part)
     return AuditReport(tuple(found))
@@ -119,12 +134,16 @@ def repair(state: State, p: Repair) -> Conversation:
     state.repair_waits = False
     hollow: set[Node] = set()
     holders = set(state.ledger.claims())
-    hollow.update((yield state.carrier, Rebuild(state.locked(0), holders)))
-    if state.others:
+    jobs = None if state.tiers is None else state.tiers.jobs.pins()
+    hollow.update((yield state.carrier, Rebuild(state.locked(0), holders, jobs=jobs)))
+    if state.others or state.tiers is not None:
         # The others follow what the carrier says it has.
         carrier = yield state.carrier, TakeCensus()
+        if state.tiers is not None:
+            note_census(state, carrier)
+    if state.others:
         yield [
-            (cell, Rebuild(state.locked(index), holders, carrier))
+            (cell, Rebuild(state.locked(index), holders, carrier, jobs))
             for index, cell in enumerate(state.cells)
             if index
         ]
@@ -133,6 +152,14 @@ def repair(state: State, p: Repair) -> Conversation:
     for node in sorted(hollow, key=lambda one: one.end, reverse=True):
         if node.parent is not None and not node.children:
             state.tree.remove(node)
+
+
+def note_census(state: State, carrier: Census) -> None:
+    """Note on which tiers the carrier has each node, after a repair."""
+    for node in state.tree:
+        here = ON_DEVICE if node.id in carrier.nodes else 0
+        there = ON_HOST if node.id in carrier.host_nodes else 0
+        node.tiers = here | there | (node.tiers & IN_STORAGE)
 
 
 def pretty_print(state: State, p: Print) -> Conversation:

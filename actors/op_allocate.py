@@ -9,7 +9,8 @@ import torch
 
 from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Free, ReleaseWindow, UndoAllocate
-from radixtide.actors.cascade import Freed, evict_one
+from radixtide.actors.cascade import Freed, MustWait, evict_one
+from radixtide.actors.envelope import WAIT_FOR_ROOM
 from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import (
     CarrierReleased,
@@ -39,6 +40,9 @@ def allocate(state: State, p: AllocateParams) -> Conversation:
     req = p.req
     if not any(wanted.values()):
         return AllocateResult(torch.from_numpy(EMPTY.copy()), NO_EVICTION)
+    if state.tiers is not None and state.tiers.in_line(WAIT_FOR_ROOM):
+        # First come, first served.
+        return WAIT_FOR_ROOM
     entry = None
     holder = ANONYMOUS
     if req is not None:
@@ -53,6 +57,12 @@ def allocate(state: State, p: AllocateParams) -> Conversation:
             yield from _make_room(state, wanted, holder, freed)
         if p.num_tokens:
             reserved = yield from _reserve(state, p.num_tokens, holder, freed)
+    except MustWait:
+        # It counts when it comes again.
+        state.counters.allocations -= 1
+        if entry is not None:
+            close_if_empty(state, entry)
+        return WAIT_FOR_ROOM
     except BaseException:
         if entry is not None:
             close_if_empty(state, entry)
@@ -104,7 +114,8 @@ def _reserve(state: State, tokens: int, holder: int, freed: Freed) -> Generator[
             state.counters.refused_allocations += 1
             raise OutOfSlots({state.carrier.name: _told(reply.wanted, sizes)})
         target = reply.wanted - sizes.free
-        add_freed(freed, (yield from evict_one(state, state.carrier, target)))
+        more = yield from evict_one(state, state.carrier, target, may_wait=True)
+        add_freed(freed, more)
         reply = yield state.carrier, Reserve(tokens, holder)
     assert isinstance(reply, Reserved), "evicted enough, yet short of slots"
     return reply
@@ -135,7 +146,7 @@ def _make_room(
         quote = yield cell, Quote(wanted, holder)
         if quote is not None:
             target = quote.wanted - quote.sizes.free
-            add_freed(freed, (yield from evict_one(state, cell, target)))
+            add_freed(freed, (yield from evict_one(state, cell, target, may_wait=True)))
 
 
 def _told(wanted: int, sizes: Sizes) -> dict[str, int]:

@@ -6,7 +6,8 @@ from collections.abc import Generator
 from typing import Any
 
 from radixtide.actors.actor import Conversation
-from radixtide.actors.cascade import Freed, evict_one
+from radixtide.actors.cascade import Freed, MustWait, evict_one
+from radixtide.actors.envelope import WAIT_FOR_ROOM
 from radixtide.actors.messages import Unlock
 from radixtide.actors.state import State
 from radixtide.components.api import EvictParams, EvictResult
@@ -18,13 +19,18 @@ def evict(state: State, p: EvictParams) -> Conversation:
     """Free at least what is asked for, where it is evictable."""
     targets = p.targets()
     state.check_pools(targets)
+    if state.tiers is not None and state.tiers.in_line(WAIT_FOR_ROOM):
+        return WAIT_FOR_ROOM
     yield from expire_pins(state)
     freed: Freed = {}
     for cell in state.cells:
         # What one component's eviction frees of another counts toward that one's target.
         target = targets.get(cell.name, 0) - freed.get(cell.name, 0)
         if target > 0:
-            add_freed(freed, (yield from evict_one(state, cell, target)))
+            try:
+                add_freed(freed, (yield from evict_one(state, cell, target, may_wait=True)))
+            except MustWait:
+                return WAIT_FOR_ROOM
     return EvictResult.of(freed) if freed else NO_EVICTION
 
 

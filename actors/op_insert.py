@@ -8,7 +8,10 @@ from typing import Any
 from radixtide.actors.actor import Conversation, Round, conversation
 from radixtide.actors.cascade import evict_one
 from radixtide.actors.messages import CheckInsert, CommitInsert, Grant, Quote, Splits
+from radixtide.actors.op_backup import queue_path
+from radixtide.actors.op_match_tiers import host_only, settle_walk
 from radixtide.actors.state import State, put_on_path
+from radixtide.actors.tier_state import TierState
 from radixtide.components.api import (
     InsertParams,
     InsertResult,
@@ -21,6 +24,7 @@ from radixtide.components.checks import as_one_slot, as_slots
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.configs.errors import InvalidInput
 from radixtide.tiers.slots import ANONYMOUS
+from radixtide.tree.node import ON_DEVICE
 from radixtide.tree.radix_tree import Walk
 
 
@@ -31,28 +35,34 @@ def insert(state: State, p: InsertParams) -> Round | InsertResult:
     if not state.carrier.idle:
         value = value.copy()
     walk = state.tree.walk(p.key)
+    limit = walk.limit
     prev = p.prev_prefix_len
     _check_ranges(state, p, walk, len(value))
     job = Insertion(walk, value, ANONYMOUS, prev, prev, p.priority, False, walk.matched, walk.start)
+    if state.tiers is not None:
+        note_tiers(state.tiers, job)
+    _check_prev(p, job)
     if state.others and p.component_evicted_seqlens:
         job.evicted = p.component_evicted_seqlens
     given = p.given()
     if given is not None:
-        job.given = _check_given(state, p, walk, given)
+        checked = _check_given(state, p, limit, given)
+        if not job.cut:
+            job.given = checked
     if not walk.limit:
         return _result(state, job)
     return ask_insert(state, job, _result)
 
 
 def _check_given(
-    state: State, p: InsertParams, walk: Walk, given: dict[str, SlotInput]
+    state: State, p: InsertParams, limit: int, given: dict[str, SlotInput]
 ) -> dict[str, int]:
     for name in given:
         if name not in state.names:
             state.check_pools({name: 1})
-    if walk.limit != p.key.units:
+    if limit != p.key.units:
         raise InvalidInput(
-            f"a state came with an insert of {p.key.units} units, of which {walk.limit} (whole "
+            f"a state came with an insert of {p.key.units} units, of which {limit} (whole "
             "pages) are inserted; a state is valid at exactly its own length, so give a key of "
             "whole pages"
         )
@@ -97,15 +107,28 @@ def _check_ranges(state: State, p: InsertParams, walk: Walk, slots: int) -> None
         raise InvalidInput(
             f"prev_prefix_len {prev} is not a multiple of page size {state.page_size}"
         )
-    # What matched is whole pages of the key, so it is never beyond the walk's limit.
-    if prev > walk.matched:
-        raise InvalidInput(
-            f"prev_prefix_len {prev} is beyond the {walk.matched} units of the key that are "
-            "cached on the device; pass what match_prefix returned, and hold a lock on it"
-        )
     if p.component_evicted_seqlens:
         for name in p.component_evicted_seqlens:
             state.cell(name)
+
+
+def _check_prev(p: InsertParams, job: Insertion) -> None:
+    # What matched is whole pages of the key, so it is never beyond the walk's limit.
+    cached = job.matched if job.device_matched < 0 else job.device_matched
+    if p.prev_prefix_len > cached:
+        raise InvalidInput(
+            f"prev_prefix_len {p.prev_prefix_len} is beyond the {cached} units of the key that are "
+            "cached on the device; pass what match_prefix returned, and hold a lock on it"
+        )
+
+
+def note_tiers(tiers: TierState, job: Insertion) -> None:
+    """Note what of the insert's path is on the host only, and end it before what is loading."""
+    walk = job.walk
+    limit = walk.limit
+    job.device_matched = settle_walk(tiers, walk)
+    job.matched = walk.matched
+    job.cut = walk.limit < limit
 
 
 NOTHING = InsertPart()
@@ -197,6 +220,9 @@ def _edit(state: State, of: tuple[Insertion, Then]) -> Round:
         for node in path:
             if node.priority < priority:
                 node.priority = priority
+    if 0 <= job.device_matched < job.matched:
+        for node in host_only(path):
+            node.tiers |= ON_DEVICE
     return Round(state.cells, CommitInsert(job, splits), _inserted, state, of)
 
 
@@ -218,6 +244,9 @@ def _inserted(state: State, of: tuple[Insertion, Then], parts: list[InsertPart])
     counters = state.counters
     counters.inserts += 1
     counters.new_units += job.walk.base + job.walk.limit - job.matched
+    tiers = state.tiers
+    if tiers is not None:
+        queue_path(tiers, job.node, job.ready)
     return then(state, job)
 
 

@@ -22,8 +22,13 @@ from radixtide.actors.messages import (
     Unlock,
     Validate,
 )
+from radixtide.actors.op_backup import queue_path
+from radixtide.actors.op_match_tiers import cut_to, find_reach
 from radixtide.actors.state import State, close_if_empty, put_on_path
+from radixtide.actors.tier_messages import UseHost
+from radixtide.actors.tier_state import TierState
 from radixtide.components.api import (
+    BRANCHING,
     LockReceipt,
     MatchPrefixParams,
     MatchResult,
@@ -52,7 +57,8 @@ class Matching(msgspec.Struct, gc=False):
     far the carrier alone could be reused. ``asked``: who votes. ``holder``: who gets a copy of the
     state. ``reason``: why a component cut it, None when none did. ``carrier_reason``: why the match
     of the carrier alone, which was cut, was not longer. ``lengths``: how far each of the others
-    would have gone alone.
+    would have gone alone. ``beyond``: nodes after the device match that the host has. ``partial``:
+    a node of which the host match ends inside, and after how many units.
     """
 
     p: MatchPrefixParams
@@ -64,18 +70,22 @@ class Matching(msgspec.Struct, gc=False):
     reason: MissReason | None = None
     carrier_reason: MissReason | None = None
     lengths: dict[str, int] | None = None
+    beyond: list[Node] = []
+    partial: tuple[Node, int] | None = None
 
 
-def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
+def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult | Conversation:
     """Find the longest reusable prefix; see ``UnifiedRadixCache.match_prefix``."""
     key = p.key
     if key.is_bigram is not state.tree.bigram or not 0 < key.units <= state.key_units_max:
         state.check_key(key)
-    counted = 0 if p.req is None else _check_request(state, p.req, p.key, p.lock)
+    counted = 0 if p.req is None else check_request(state, p.req, p.key, p.lock)
     if p.cow_mamba and p.req is None:
         raise InvalidInput("cow_mamba without req: the copy of a state is a request's; give one")
     walk = state.tree.walk(key)
     job = Matching(p, walk, counted, walk.matched)
+    if state.tiers is not None:
+        return _match_tiers(state, job, state.tiers)
     if not walk.matched:
         return _found(state, job, [(EMPTY.copy(), None)])
     if state.carrier.idle:
@@ -83,7 +93,7 @@ def match_prefix(state: State, p: MatchPrefixParams) -> Round | MatchResult:
         # the same: nothing is changed for a match that may have to be given up.
         if not state.voters:
             if p.req is not None and p.lock:
-                _check_tokens(p.req, key, walk.matched)
+                check_tokens(p.req, key, walk.matched)
             return _commit(state, job)
         job.asked = state.voters
     else:
@@ -102,7 +112,7 @@ def _vote(
     if steps < most:
         _blame(state, job, votes, steps)
     if p.req is not None and p.lock:
-        _check_tokens(p.req, p.key, _depth(walk, steps))
+        check_tokens(p.req, p.key, depth_of(walk, steps))
     if steps <= len(walk.path):
         walk.cut(steps)
     if not steps:
@@ -112,6 +122,47 @@ def _vote(
     return _commit(state, job)
 
 
+def _match_tiers(state: State, job: Matching, tiers: TierState) -> Conversation:
+    """Match where there is a host tier: the device part, and what a load could add to it."""
+    p = job.p
+    walk = job.walk
+    reach = yield from find_reach(state, walk)
+    job.carrier_length = depth_of(walk, reach.any_steps)
+    if reach.either < reach.any_steps:
+        _blame(state, job, reach.any_votes, reach.either)
+    if p.req is not None and p.lock:
+        check_tokens(p.req, p.key, depth_of(walk, reach.device))
+    cut_to(walk, reach.either)
+    if reach.device < reach.either:
+        if walk.inside is not None:
+            job.partial = walk.inside, walk.inside_units
+        job.beyond = walk.path[reach.device :]
+    cut_to(walk, reach.device)
+    if not walk.matched and not job.beyond and job.partial is None:
+        result = _found(state, job, [(EMPTY.copy(), None)])
+    elif walk.matched and p.cow_mamba and state.private:
+        result = yield from _with_copy(state, job)
+    else:
+        result = yield from conversation(_commit(state, job))
+    queue_path(tiers, walk.last)
+    if not job.beyond:
+        return msgspec.structs.replace(result, key=p.key)
+    path = [*walk.path, *job.beyond]
+    hits = yield state.all(UseHost(path, len(walk.path)))
+    by_name = dict(zip(state.names, hits, strict=True))
+    windows, states = (by_name.get(name, 0) for name in BRANCHING)
+    end = state.handle(job.beyond[-1])
+    return msgspec.structs.replace(
+        result,
+        last_host_node=end,
+        best_match_node=end,
+        host_hit_length=job.beyond[-1].end - walk.matched,
+        swa_host_hit_length=windows,
+        mamba_host_hit_length=states,
+        key=p.key,
+    )
+
+
 def _blame(state: State, job: Matching, votes: list[Sequence[int]], steps: int) -> None:
     """Note how far the carrier goes alone, and which other component cut the match."""
     shortest: int | None = None
@@ -119,16 +170,16 @@ def _blame(state: State, job: Matching, votes: list[Sequence[int]], steps: int) 
     traits = state.voter_traits
     if job.asked is state.cells:
         traits = state.traits
-        job.carrier_length = _depth(job.walk, votes[0][-1] if votes[0] else 0)
+        job.carrier_length = depth_of(job.walk, votes[0][-1] if votes[0] else 0)
     for trait, accepted in zip(traits, votes, strict=True):
         if trait is state.traits[0]:
             continue
         longest = accepted[-1] if accepted else 0
-        lengths[trait.name] = _depth(job.walk, longest) if longest else job.walk.base
+        lengths[trait.name] = depth_of(job.walk, longest) if longest else job.walk.base
         if shortest is None or longest < shortest:
             shortest = longest
             job.reason = trait.miss_reason
-    if _depth(job.walk, steps) >= job.carrier_length:
+    if depth_of(job.walk, steps) >= job.carrier_length:
         job.reason = None
         return
     job.lengths = lengths
@@ -159,6 +210,7 @@ def _with_copy(state: State, job: Matching) -> Conversation:
                     _note_carrier(state, job)
                     job.lengths = {cell.name: walk.matched}
                 job.reason = MissReason.NO_SLOT
+                job.beyond, job.partial = [], None
                 walk.cut(0)
                 break
             got.append((cell, reply))
@@ -184,12 +236,17 @@ def _commit(state: State, job: Matching) -> Round:
     splits: Splits = ()
     if walk.inside is not None:
         splits = (state.split_inside(walk),)
+    if job.partial is not None:
+        prefix = state.split(*job.partial)
+        splits += ((prefix, job.partial[0]),)
+        job.beyond.append(prefix)
     lock = job.p.lock
     if lock and state.reaches:
         borders = state.make_borders(walk.last)
         put_on_path(walk, borders)
         splits += borders
-    state.touch(walk.path, job.counted)
+    touched = [*walk.path, *job.beyond] if job.beyond else walk.path
+    state.touch(touched, job.counted)
     return Round(state.cells, CommitMatch(walk.path, splits, lock, job.holder), _found, state, job)
 
 
@@ -201,7 +258,12 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
     matched = walk.matched
     units = p.key.units
     node = walk.last
-    reason = COMPLETE if matched == units else job.reason or _miss_reason(state, job)
+    if matched == units:
+        reason = COMPLETE
+    elif job.beyond:
+        reason = MissReason.ON_HOST
+    else:
+        reason = job.reason or _miss_reason(state, job)
     counters = state.counters
     counters.matches += 1
     counters.asked_units += units
@@ -276,8 +338,8 @@ def _own(state: State, req: Request, node: Node, receipt: LockReceipt, slots: Sl
     req.lock = receipt
 
 
-def _check_request(state: State, req: Request, key: RadixKey, lock: bool) -> int:
-    """Return up to where this request's hits are counted already."""
+def check_request(state: State, req: Request, key: RadixKey, lock: bool) -> int:
+    """Return up to where this request's hits are counted already. Raises InvalidRequest."""
     state.check_request_key(req, key)
     entry = state.ledger.get(req)
     if lock and entry is not None:
@@ -301,7 +363,7 @@ def _check_request(state: State, req: Request, key: RadixKey, lock: bool) -> int
     return req.counted_len
 
 
-def _check_tokens(req: Request, key: RadixKey, units: int) -> None:
+def check_tokens(req: Request, key: RadixKey, units: int) -> None:
     """Raise InvalidRequest unless the matched part of `key` is what the request begins with.
 
     What the request computes later is cached below that part, without a look at it again.
@@ -314,7 +376,7 @@ def _check_tokens(req: Request, key: RadixKey, units: int) -> None:
         )
 
 
-def _depth(walk: Walk, steps: int) -> int:
+def depth_of(walk: Walk, steps: int) -> int:
     """Return the depth after `steps` steps of `walk` (see Validate)."""
     if not steps:
         return walk.base
@@ -339,8 +401,11 @@ def _miss_reason(state: State, job: Matching) -> MissReason:
     if matched == walk.limit:
         return UNALIGNED_TAIL
     ghosts = state.ghosts
-    if ghosts.known and ghosts.knows(walk.last, state.tree.edge_of(walk, matched)):
-        return MissReason.EVICTED
+    if ghosts.known:
+        edge = state.tree.edge_of(walk, matched)
+        if ghosts.knows(walk.last, edge):
+            stored = ghosts.is_stored(walk.last, edge)
+            return MissReason.IN_STORAGE if stored else MissReason.EVICTED
     return NEVER_STORED
 
 

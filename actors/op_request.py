@@ -9,9 +9,11 @@ import numpy as np
 
 from radixtide.actors.actor import Conversation, conversation
 from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedReq
+from radixtide.actors.envelope import WAIT_FOR_JOB
 from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import CheckRelease, LetGo, Prepare, Settle
-from radixtide.actors.op_insert import ask_insert, done
+from radixtide.actors.op_insert import ask_insert, done, note_tiers
+from radixtide.actors.op_load_end import forget_loads
 from radixtide.actors.state import State, close_if_empty
 from radixtide.components.api import CacheReqResult, Ranges, Slots
 from radixtide.components.insertion import Insertion, InsertPart
@@ -19,16 +21,19 @@ from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree.key import RadixKey
+from radixtide.tree.node import ON_DEVICE
 from radixtide.tree.radix_tree import Walk
 
 
 class Progress:
     """How far a request is: what is committed, and where its own slots are."""
 
-    __slots__ = ("committed", "entry", "holder", "own", "protected", "req")
+    __slots__ = ("committed", "entry", "holder", "own", "protected", "req", "spoiled", "tiers")
 
     def __init__(self, state: State, req: Request) -> None:
         entry = state.ledger.get(req)
+        self.tiers = state.tiers
+        self.spoiled = entry is not None and entry.spoiled
         self.req = req
         self.entry = entry
         self.protected = entry.protected if entry is not None else 0
@@ -67,6 +72,16 @@ class Progress:
         if self.holder == ANONYMOUS and row is not None:
             self.own = state.rows.array[row, self.protected : self.committed].copy()
 
+    @property
+    def loading(self) -> bool:
+        """Whether what the request has locked is still on its way to the device."""
+        node = self.entry.node if self.entry is not None and self.tiers else None
+        return (
+            node is not None
+            and node.parent is not None
+            and not (node.tiers & ON_DEVICE or self.spoiled)
+        )
+
     def prepare(self, state: State) -> Generator[Any, Any, None]:
         """Cut what is committed to what the components want to insert."""
         for cell in state.preparers:
@@ -87,7 +102,7 @@ class Progress:
 
     def insertion(self, walk: Walk, counted: int, running: bool) -> Insertion:
         """Return the insert of what `walk` covers."""
-        return Insertion(
+        job = Insertion(
             walk,
             self.own,
             self.holder,
@@ -100,13 +115,18 @@ class Progress:
             self.entry.holder if self.entry is not None else ANONYMOUS,
             req=self.req,
         )
+        if self.tiers is not None:
+            note_tiers(self.tiers, job)
+        return job
 
 
 def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     """Insert what a running request has computed, and move its lock to it."""
     req = p.req
     at = Progress(state, req)
-    if not p.is_insert:
+    if at.loading:
+        return WAIT_FOR_JOB
+    if not p.is_insert or at.spoiled:
         if at.entry is not None:
             req.prefix_indices = at.entry.indices(state.rows, at.committed)
         return CacheReqResult(at.protected, at.protected)
@@ -117,6 +137,10 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     entry = state.ledger.open(req, state.rows)
     counted = max(req.counted_len, at.protected)
     job = at.insertion(walk, counted, running=True)
+    job.ready = p.ready
+    if not walk.limit:
+        close_if_empty(state, entry)
+        return CacheReqResult(at.protected, at.protected)
     try:
         inserted = yield from conversation(ask_insert(state, job, done))
     except BaseException:
@@ -164,6 +188,8 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
     """Insert what a request has computed, free the rest, release its lock and row."""
     req = p.req
     at = Progress(state, req)
+    if at.loading:
+        return WAIT_FOR_JOB
     inserted_len = prefix_len = at.protected
     freed = 0
     adopted: dict[str, Ranges] = {}
@@ -172,12 +198,13 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
         # The request holds its last page whole, so all its pages are checked, the tail's too.
         yield state.carrier, CheckRelease(_whole_pages(state, at.own), ANONYMOUS)
     inserted = None
-    if p.is_insert:
+    if p.is_insert and not at.spoiled:
         yield from at.prepare(state)
         walk = at.walk(state)
+        counted = max(req.counted_len, at.protected)
+        job = at.insertion(walk, counted, running=False)
+        job.ready = p.ready
         if walk.limit:
-            counted = max(req.counted_len, at.protected)
-            job = at.insertion(walk, counted, running=False)
             inserted = yield from conversation(ask_insert(state, job, done))
             inserted_len = walk.base + walk.limit
             prefix_len = inserted.matched
@@ -245,6 +272,8 @@ def _let_go(
         if entry.receipt is not None:
             del state.receipts[entry.receipt]
         state.ledger.close(entry)
+        if state.tiers is not None:
+            yield from forget_loads(state, entry.rid)
     row = entry.row_index if entry is not None else req.req_pool_idx
     if row is not None and state.rows.is_taken(row) and not state.ledger.owns_row(row):
         state.rows.free(row)

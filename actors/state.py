@@ -12,6 +12,7 @@ from radixtide.actors.cell import Cell
 from radixtide.actors.ledger import Entry, Ledger
 from radixtide.actors.messages import Split, Splits
 from radixtide.actors.pins import PinBoard
+from radixtide.actors.tier_state import TierState
 from radixtide.components.api import BRANCHING, LockReceipt, MissReason, NodeHandle
 from radixtide.components.checks import check_handle, check_receipt
 from radixtide.components.outcomes import RELEASED, Traits
@@ -30,7 +31,7 @@ from radixtide.tiers.request_pool import ReqToTokenPool
 from radixtide.tiers.slots import FIRST_HOLDER
 from radixtide.tree.ghosts import GhostList
 from radixtide.tree.key import RadixKey, namespace_bytes
-from radixtide.tree.node import Node
+from radixtide.tree.node import ON_DEVICE, Node
 from radixtide.tree.radix_tree import RadixTree, Walk
 
 _CACHE_IDS: Final = itertools.count(1)
@@ -120,6 +121,7 @@ class State:
         self.pins = PinBoard(config.pins.budget)
         self.counters = Counters()
         self.repair_waits = False
+        self.tiers: TierState | None = None
         self.cache_id = next(_CACHE_IDS)
 
     def attach(self, cells: list[Cell], traits: list[Traits]) -> None:
@@ -221,7 +223,9 @@ class State:
         tree = self.tree
         node = tree.nodes.get(handle.id)
         if node is not None and handle.generation == tree.generation and handle.epoch == node.epoch:
-            return node
+            if node.tiers & ON_DEVICE:
+                return node
+            raise StaleNode(f"{handle} is on the host only; load it back, or match again")
         check_handle(handle)
         if not 0 <= handle.id < tree.next_id or not 0 <= handle.generation <= tree.generation:
             raise UnknownNode(f"{handle} was never given out by this cache")
@@ -262,6 +266,7 @@ class State:
                 if not held.records or held.records[index] is not RELEASED
             ),
             self.pins.nodes(),
+            self.tiers.jobs.locks() if self.tiers is not None else (),
         )
         for node in nodes:
             if node.parent is not None:
@@ -284,7 +289,7 @@ class State:
         """Split the node that `walk` ends inside of, and put the prefix on its path."""
         inside = walk.inside
         assert inside is not None
-        prefix = self.tree.split(inside, walk.inside_units)
+        prefix = self.split(inside, walk.inside_units)
         walk.path.append(prefix)
         walk.last = prefix
         walk.inside = None
@@ -305,7 +310,14 @@ class State:
         inside = self.at_depth(node, depth)
         if inside is None:
             return None
-        return self.tree.split(inside, depth - inside.start), inside
+        return self.split(inside, depth - inside.start), inside
+
+    def split(self, node: Node, units: int) -> Node:
+        """Cut `node` after `units` units; return the new node above it."""
+        prefix = self.tree.split(node, units)
+        if self.tiers is not None:
+            self.tiers.split(prefix, node)
+        return prefix
 
     def lacks_border(self, node: Node) -> bool:
         """Return whether a lock on `node` needs a border that is not there."""

@@ -19,6 +19,7 @@ from radixtide.actors.actor import Actor
 from radixtide.actors.cell import Cell
 from radixtide.actors.conversing import ConversingCell, Exchange
 from radixtide.actors.envelope import (
+    LINES,
     PARKED,
     QUEUE,
     REDELIVER,
@@ -231,6 +232,11 @@ class ActorSystem:
         if outcome is PARKED:
             assert isinstance(cell, ConversingCell) and cell.exchange is not None
             return PendingReply(self, cell.exchange.envelope, timeout, gives)
+        if outcome in LINES:
+            assert isinstance(cell, ConversingCell)
+            envelope = self.envelope(sender, cell, message, gives=gives)
+            cell.stand_in_line(outcome, envelope)
+            return PendingReply(self, envelope, timeout, gives)
         if not cell.open:
             raise cell.refusal()
         if not gives and cell.waiting >= cell.capacity:

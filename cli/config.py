@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from radixtide.configs.host import bytes_per_slot, host_slots
 from radixtide.configs.loader import load_config, render_config
+from radixtide.configs.schema import CacheConfig
 from radixtide.configs.sections import installed_components
+from radixtide.configs.tier_rules import device_pools
 
 app = typer.Typer(help="Check config files, and show what they mean.", no_args_is_help=True)
 
@@ -26,9 +30,22 @@ def check(file: File) -> None:
         sizes.append(f"{pools.swa.size // page} for windows of {config.window}")
     if pools.mamba is not None:
         sizes.append(f"{pools.mamba.size} states")
-    typer.echo(
-        f"{file}: ok ({', '.join(config.components)}; {', '.join(sizes)}; {config.eviction.policy})"
-    )
+    parts = [", ".join(config.components), ", ".join(sizes), config.eviction.policy]
+    if config.host is not None:
+        parts.append(f"host: {', '.join(_host_sizes(config))}, {config.host.write_policy}")
+    if config.storage is not None:
+        parts.append(f"storage: {config.storage.url}")
+    typer.echo(f"{file}: ok ({'; '.join(parts)})")
+
+
+def _host_sizes(config: CacheConfig) -> Iterator[str]:
+    """Yield what each host pool holds, in the words of the device pools."""
+    for name, pool in device_pools(config):
+        slots = host_slots(config, name, bytes_per_slot(pool))
+        if name == "mamba":
+            yield f"{slots} states"
+        else:
+            yield f"{slots // config.page_size} " + ("pages" if name == "full" else "for windows")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from radixtide.cli.config import app as config_app
+from radixtide.cli.plan import plan
 from radixtide.cli.replay import replay
 from radixtide.configs.errors import RadixtideError
 
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(replay)
+app.command()(plan)
 app.add_typer(config_app, name="config")
 
 

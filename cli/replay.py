@@ -95,7 +95,7 @@ def replay(
     audit found; 130 after Ctrl-C, with a report of what was done until then.
     """
     # The cache needs PyTorch, whose import takes a second: only when the command really runs.
-    from radixtide.cli.replay_report import check_report_path
+    from radixtide.cli.page import check_report_path
     from radixtide.cli.replay_run import ReplayOptions
     from radixtide.cli.replay_scheduler import Limits
     from radixtide.cli.replay_synthetic import Kind

@@ -132,6 +132,10 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
     length up to which state of these would be worth computing again.
     ``miss_length``: units of the key (whole pages and tail) that the device match does not cover.
     ``receipt``: the lock, when one was asked for.
+    ``host_hit_length``: units that a load back would add; ``swa_host_hit_length``,
+    ``mamba_host_hit_length``: slots of those pools that it takes for it. ``last_host_node``,
+    ``best_match_node``: where the match ends with that. ``key``: what was matched, where there is a
+    host tier.
     """
 
     device_indices: torch.Tensor
@@ -149,6 +153,7 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
     full_miss_reason: MissReason | None = None
     component_hit_lengths: dict[str, int] = {}
     receipt: LockReceipt | None = None
+    key: RadixKey | None = None
 
 
 class InsertParams(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -18,54 +18,28 @@ from typing import Any
 
 import numpy as np
 
-from radixtide.components.api import EvictLayer, Slots, StoredSlots, Violation
-from radixtide.components.auxiliary_audit import audit_auxiliary
-from radixtide.components.base import TreeComponent
-from radixtide.components.outcomes import RELEASED, Census
-from radixtide.configs.schema import CacheConfig
-from radixtide.tree.lru import LruList
-from radixtide.tree.node import ComponentData, Node
-from radixtide.tree.radix_tree import RadixTree
+from radixtide.components.api import Slots, StoredSlots, Violation
+from radixtide.components.auxiliary_audit import audit_auxiliary, audit_places
+from radixtide.components.auxiliary_host import AuxiliaryHost
+from radixtide.components.host_repair import (
+    Sieve,
+    drop_doubtful_transfers,
+    loading_pages,
+    rebuild_host_books,
+    reset_link,
+)
+from radixtide.components.outcomes import RELEASED, Census, JobPins
+from radixtide.tree.lru import L, LruList
+from radixtide.tree.node import Node
 
 
-class AuxiliaryComponent(TreeComponent):
-    """Base of the components that ride on the first one's nodes."""
+class AuxiliaryComponent(AuxiliaryHost):
+    """Base of the components that ride on the first one's nodes.
 
-    def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
-        super().__init__(config, tree, index)
-        self.recency: LruList[ComponentData] = LruList()
-
-    def reset(self) -> None:
-        """Forget all nodes and free all slots."""
-        super().reset()
-        self.recency = LruList()
+    ``recency``: the list of nodes with a value on the device.
+    """
 
     # -- values -------------------------------------------------------------------
-
-    def attach(self, node: Node, value: StoredSlots) -> None:
-        """Give `node`, a tombstone, a value: the most recently used one."""
-        data = node.component_data[self.index]
-        data.value = value
-        data.metadata = None
-        if data.lock_ref:
-            self.protected += len(value)
-        else:
-            self.evictable += len(value)
-        self.recency.append(data)
-
-    def detach(self, node: Node) -> StoredSlots | None:
-        """Make `node` a tombstone; return the value it had."""
-        data = node.component_data[self.index]
-        value = data.value
-        if value is None:
-            return None
-        data.value = None
-        if data.lock_ref:
-            self.protected -= len(value)
-        else:
-            self.evictable -= len(value)
-        self.recency.remove(data)
-        return value
 
     def free_values(self, values: list[StoredSlots]) -> int:
         """Free the slots of values that left the tree; return how many."""
@@ -77,12 +51,8 @@ class AuxiliaryComponent(TreeComponent):
 
     # -- evict --------------------------------------------------------------------
 
-    def evict_component(self, node: Node, target: EvictLayer) -> tuple[int, int]:
-        """Free the value of `node`."""
-        return self.evict_nodes([node]), 0
-
     def evict_nodes(self, nodes: Sequence[Node]) -> int:
-        """Free the values of `nodes`; return how many slots."""
+        """Free the device values of `nodes`; return how many slots. Host values stay."""
         values = [value for node in nodes if (value := self.detach(node)) is not None]
         return self.free_values(values)
 
@@ -105,10 +75,6 @@ class AuxiliaryComponent(TreeComponent):
             if got >= target:
                 break
         return victims
-
-    def lru_lengths(self) -> tuple[int | None, int | None]:
-        """Return how many nodes have a value on the device; there is no host tier yet."""
-        return len(self.recency), 0
 
     # -- split --------------------------------------------------------------------
 
@@ -171,13 +137,18 @@ class AuxiliaryComponent(TreeComponent):
         """Return the slots of all nodes in one array. O(N): for audits."""
         return self.slots_on(list(self.tree))
 
-    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
+    def audit(
+        self,
+        locked: dict[int, int],
+        ledger: dict[int, tuple[str, int]],
+        jobs: JobPins | None = None,
+    ) -> list[Violation]:
         """Recount everything from scratch. O(N + pool)."""
-        return audit_auxiliary(self, locked, ledger)
+        return audit_auxiliary(self, locked, ledger, jobs or {})
 
-    def expected_size(self, node: Node) -> int | None:
-        """Return how many slots a value of `node` has; None: any number. For audits."""
-        return None
+    def audit_against(self, carrier: Census) -> list[Violation]:
+        """Compare with where the first component has data. O(N)."""
+        return audit_places(self, carrier)
 
     def fits(self, node: Node, value: StoredSlots, carrier: Census) -> bool:
         """Return whether `value` can be `node`'s, for repairs."""
@@ -185,33 +156,26 @@ class AuxiliaryComponent(TreeComponent):
         return size is None or len(value) == size
 
     def rebuild(
-        self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
+        self,
+        locked: dict[int, int],
+        holders: set[int],
+        carrier: Census | None = None,
+        jobs: JobPins | None = None,
     ) -> list[Node]:
-        """Recompute counts, sizes, list and books from values and receipts. O(N + pool)."""
+        """Recompute counts, sizes, lists and books from values, receipts and jobs. O(N + pool)."""
         assert carrier is not None
         index = self.index
-        nodes = [node for node in self.tree if node.id in carrier.nodes]
-        order = self._order()
+        pins = jobs or {}
+        nodes = [
+            node for node in self.tree if node.id in carrier.nodes or node.id in carrier.host_nodes
+        ]
+        order = _order(self.recency)
+        host_order = _order(self.host_mirrors) | _order(self.host_only)
         self.recency = LruList()
-        self.evictable = self.protected = 0
-        seen = np.zeros(self.allocator.pages, dtype=bool)
-        for node in nodes:
-            data = node.component_data[index]
-            data.newer = data.older = None
-            data.lock_ref = 0
-            value = data.value
-            if value is None:
-                continue
-            inside = (value >= 0) & (value < self.allocator.size)
-            if not inside.all():
-                data.value = None
-                continue
-            pages = self.allocator.pages_of(value.astype(np.int64))
-            doubtful = seen[pages].any() or len(np.unique(pages)) < len(pages)
-            if doubtful or not self.fits(node, value, carrier):
-                data.value = None
-                continue
-            seen[pages] = True
+        self.host_mirrors = LruList()
+        self.host_only = LruList()
+        self.evictable = self.protected = self.host_evictable = self.host_protected = 0
+        self._drop_doubtful(nodes, carrier, pins)
         for node in nodes:
             for _ in range(locked.get(node.id, 0)):
                 for at in self.covered(node):
@@ -222,21 +186,49 @@ class AuxiliaryComponent(TreeComponent):
             if value is not None:
                 data.value = None
                 self.attach(node, value)
+        for node in sorted(nodes, key=lambda one: host_order.get(one.id, len(host_order))):
+            data = node.component_data[index]
+            if data.host_value is not None and data.host_link is not None:
+                self.host_came(node, data, data.host_link)
         for holder in set(self.holdings) - holders:
             del self.holdings[holder]
         self.rebuild_books(nodes, carrier)
+        rebuild_host_books(self, nodes)
         return []
 
-    def _order(self) -> dict[int, int]:
-        """Return each node's place in the list, as far as the list can be followed."""
-        order: dict[int, int] = {}
-        for data in self.recency:
-            if data.node is None or data.node.id in order:
-                break
-            order[data.node.id] = len(order)
-        return order
+    def _drop_doubtful(self, nodes: list[Node], carrier: Census, jobs: JobPins) -> None:
+        """Forget what can not be a node's; give all records the counts that jobs make."""
+        index = self.index
+        device, host = Sieve(self.allocator), Sieve(self.host_allocator)
+        for node in nodes:
+            data = node.component_data[index]
+            data.newer = data.older = None
+            value = data.value
+            here = value is not None and node.id in carrier.nodes
+            fits = here and value is not None and self.fits(node, value, carrier)
+            if not (fits and device.takes(value, None)):
+                data.value = None
+            size = self.expected_size(node)
+            if node.id not in carrier.host_nodes or not host.takes(data.host_value, size):
+                data.host_value = None
+            reset_link(self, node, jobs)
+            link = data.host_link
+            data.lock_ref = 0 if link is None else link.pins
+        for node in nodes:
+            # After all values, which have the better claim.
+            drop_doubtful_transfers(self, node, device, host)
 
     def rebuild_books(self, nodes: list[Node], carrier: Census) -> None:
         """Make the books say what nodes and holders have."""
         tree_pages = self.allocator.pages_of(self.slots_on(nodes))
-        self.allocator.rebuild(tree_pages, self.held_pages())
+        self.allocator.rebuild(tree_pages, self.held_pages() | loading_pages(self, nodes))
+
+
+def _order(recency: LruList[L]) -> dict[int, int]:
+    """Return each node's place in a list, as far as the list can be followed."""
+    order: dict[int, int] = {}
+    for entry in recency:
+        if entry.node is None or entry.node.id in order:
+            break
+        order[entry.node.id] = len(order)
+    return order

@@ -19,8 +19,9 @@ from typing import Any, Final
 import numpy as np
 
 from radixtide.components.api import EvictLayer, MissReason, Slots, Violation
+from radixtide.components.host import HostHooks
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
-from radixtide.components.outcomes import Census, Reserved, Shortage, Sizes, Traits
+from radixtide.components.outcomes import Census, JobPins, Reserved, Shortage, Sizes, Traits
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest, SlotError
 from radixtide.configs.schema import CacheConfig
@@ -37,8 +38,8 @@ of this component can be reused up to there."""
 NOTHING_FOUND: Final = InsertCheck()
 
 
-class TreeComponent(ABC):
-    """Base of all components. See the module's rules.
+class TreeComponent(HostHooks, ABC):
+    """Base of all components. See the module's rules; the hooks of the host tier are inherited.
 
     Args:
         config: the cache's configuration.
@@ -46,7 +47,6 @@ class TreeComponent(ABC):
         index: this component's place in ``node.component_data``.
     """
 
-    name: str
     votes = True
     """Whether this component can shorten a match that may use the device. One that has data on each
     node there, always, or that can do without, need not be asked."""
@@ -73,6 +73,7 @@ class TreeComponent(ABC):
         self.protected = 0
         self.holdings: dict[int, Holding] = {}
         self.allocator = self.make_allocator()
+        self.host_allocator = self.make_host_allocator()
 
     @abstractmethod
     def make_allocator(self) -> SlotAllocator:
@@ -208,10 +209,6 @@ class TreeComponent(ABC):
         """
         raise NotImplementedError
 
-    def drive_host_eviction(self, target: int) -> list[Node]:
-        """Return victims on the host tier. A plan."""
-        return []
-
     # -- lock -------------------------------------------------------------------
 
     @abstractmethod
@@ -235,16 +232,6 @@ class TreeComponent(ABC):
         """Drop what was kept for the request that is done."""
         return None
 
-    # -- tiers --------------------------------------------------------------------
-
-    def build_hicache_transfers(self, node: Node, phase: str) -> list[Any]:
-        """Return the copies that moving `node` in `phase` needs."""
-        return []
-
-    def commit_hicache_transfer(self, node: Node, phase: str, transfers: list[Any]) -> None:
-        """Note that the copies are done."""
-        return None
-
     def node_has_component_data(self, node: Node, target: EvictLayer = EvictLayer.DEVICE) -> bool:
         """Return whether `node` has this component's data on the tier(s) of `target`."""
         data = node.component_data[self.index]
@@ -258,12 +245,14 @@ class TreeComponent(ABC):
 
     def sizes(self) -> Sizes:
         """Return the sizes of the device pool. O(1)."""
+        loading = self.device_arriving
         return Sizes(
             free=self.allocator.free,
             evictable=self.evictable,
             protected=self.protected,
-            held=self.allocator.held,
+            held=self.allocator.held - loading,
             size=self.allocator.size,
+            in_flight=loading,
         )
 
     def reserve(self, slots: int, holder: int) -> Reserved | Shortage:
@@ -418,11 +407,16 @@ class TreeComponent(ABC):
         return f"{self.name}: {held}, locks {data.lock_ref}"
 
     @abstractmethod
-    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
+    def audit(
+        self,
+        locked: dict[int, int],
+        ledger: dict[int, tuple[str, int]],
+        jobs: JobPins | None = None,
+    ) -> list[Violation]:
         """Recount everything from scratch. O(N + pool).
 
         `locked` maps node id to live receipts on it, `ledger` maps holder to the request's id and
-        the slots it asked for, as the coordinator has them.
+        the slots it asked for, as the coordinator has them; `jobs`: the pins of its transfers.
         """
 
     def audit_against(self, carrier: Census) -> list[Violation]:
@@ -431,11 +425,16 @@ class TreeComponent(ABC):
 
     @abstractmethod
     def rebuild(
-        self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
+        self,
+        locked: dict[int, int],
+        holders: set[int],
+        carrier: Census | None = None,
+        jobs: JobPins | None = None,
     ) -> list[Node]:
         """Repair after a crash: recompute what can be derived; return nodes left without data.
 
-        `carrier`: what the first component says of its slots, None for itself.
+        `carrier`: what the first component says of its slots, None for itself. `jobs`: the pins of
+        the transfers under way: what these read and write stays.
         """
 
     def census(self) -> Census:
@@ -445,6 +444,10 @@ class TreeComponent(ABC):
     def reset(self) -> None:
         """Forget all nodes: the tree has a new generation, and its slots are free. O(pool)."""
         self.allocator = self.make_allocator()
+        self.host_allocator = self.make_host_allocator()
         self.holdings = {}
         self.evictable = 0
         self.protected = 0
+        self.host_evictable = 0
+        self.host_protected = 0
+        self.device_arriving = 0

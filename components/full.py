@@ -16,30 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from radixtide.components.api import ComponentType, EvictLayer, Slots, StoredSlots, Violation
-from radixtide.components.base import TreeComponent, Validator
-from radixtide.components.full_audit import audit_full, hollow_nodes
+from radixtide.components.api import ComponentType, Slots, StoredSlots, Violation
+from radixtide.components.base import Validator
+from radixtide.components.full_audit import audit_full
+from radixtide.components.full_host import FullHost
+from radixtide.components.full_repair import rebuild_full
+from radixtide.components.host import gathered
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
-from radixtide.components.leaf_order import LeafOrder
-from radixtide.components.outcomes import Census
-from radixtide.components.policies import make_policy
-from radixtide.configs.schema import CacheConfig
+from radixtide.components.outcomes import Census, JobPins
+from radixtide.configs.host import bytes_per_slot
 from radixtide.tiers.kv_pool import TokenToKVPool
-from radixtide.tiers.slots import ANONYMOUS, EMPTY, SlotAllocator
+from radixtide.tiers.slots import EMPTY, SlotAllocator
 from radixtide.tree.node import ComponentData, Node
-from radixtide.tree.radix_tree import RadixTree
 
 
-class FullComponent(TreeComponent):
+class FullComponent(FullHost):
     """Full attention state: slots of ``pools.full``."""
 
     name = ComponentType.FULL
     votes = False
-
-    def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
-        self.policy = make_policy(config.eviction)
-        self.leaves = LeafOrder(self.policy)
-        super().__init__(config, tree, index)
 
     def make_memory(self) -> TokenToKVPool | None:
         """Return K and V, or the latents, of every slot."""
@@ -52,10 +47,9 @@ class FullComponent(TreeComponent):
         size = self.config.pools.full.size
         return SlotAllocator(size - size % page, page, self.name)
 
-    def reset(self) -> None:
-        """Forget all nodes and free all slots."""
-        super().reset()
-        self.leaves = LeafOrder(self.policy)
+    def bytes_per_slot(self) -> int:
+        """Return what a token takes over all layers."""
+        return bytes_per_slot(self.config.pools.full)
 
     # -- match ------------------------------------------------------------------
 
@@ -94,11 +88,21 @@ class FullComponent(TreeComponent):
         return self.path_slots(path)
 
     def path_slots(self, path: Sequence[Node]) -> Slots:
-        """Return the slots of `path`, which has no tombstone, in one fresh array."""
+        """Return the slots of `path` in one fresh array, those being loaded included."""
         if not path:
             return EMPTY.copy()
+        if path[-1].primary.value is None:
+            return gathered([self._coming(node) for node in path])
         values: list[Any] = [node.primary.value for node in path]
         return np.concatenate(values, dtype=np.int64)
+
+    def _coming(self, node: Node) -> StoredSlots:
+        """Return the slots that `node` has on the device, or that a load is filling."""
+        data = node.primary
+        link = data.host_link
+        slots = data.value if data.value is not None or link is None else link.loading
+        assert slots is not None
+        return slots
 
     # -- insert -----------------------------------------------------------------
 
@@ -113,11 +117,12 @@ class FullComponent(TreeComponent):
         return InsertCheck(self.allocator.check(value[max(0, begin) : walk.limit], job.holder))
 
     def apply_insert(self, job: Insertion) -> InsertPart:
-        """Adopt what is new for the leaf; what the path holds already is duplicate."""
+        """Adopt what the device has not; what it has already is duplicate."""
         walk = job.walk
         base = walk.base
         units = walk.limit
         matched = job.matched
+        there = matched if job.device_matched < 0 else job.device_matched
         value = job.value
         owned = None
         if value is None:
@@ -125,25 +130,30 @@ class FullComponent(TreeComponent):
             value = self.own_slots(job.holder, units)
         first = max(job.prev, base)
         leaves = job.leaves
-        if leaves:
-            slots = value[matched - base : units]
+        fresh = there < base + units
+        if fresh:
+            slots = value[there - base : units]
             pages = job.checked[self.index].found
             if pages is None:
                 self.allocator.adopt(self.allocator.pages_of(slots))
             else:
-                self.allocator.adopt(pages, (matched - first) // self.page_size)
-            self._attach(leaves, slots)
+                self.allocator.adopt(pages, (there - first) // self.page_size)
+            if there < matched:
+                self._revive(walk.path, there, slots)
+                slots = slots[matched - there :]
+            if leaves:
+                self._attach(leaves, slots)
         elif walk.path:
             data = walk.path[-1].primary
             if data.order_key is not None:
                 self.leaves.refresh(data)
         running = job.running
-        if first >= matched and not running:
+        if first >= there and not running:
             # What a prompt that was matched before comes to: nothing is given twice.
             if owned is not None:
                 owned.drop_front(units)
-            return InsertPart(((matched, base + units),) if leaves else ())
-        duplicate = value[first - base : matched - base].copy() if first < matched else EMPTY
+            return InsertPart(((there, base + units),) if fresh else ())
+        duplicate = value[first - base : there - base].copy() if first < there else EMPTY
         indices = None
         if running:
             path = walk.path
@@ -153,12 +163,20 @@ class FullComponent(TreeComponent):
         if len(duplicate) and not running:
             self.allocator.release(duplicate)
         return InsertPart(
-            adopted=((matched, base + units),) if leaves else (),
-            duplicate=((first, matched),) if first < matched else (),
+            adopted=((there, base + units),) if fresh else (),
+            duplicate=((first, there),) if first < there else (),
             indices=indices,
             kept=duplicate if running and len(duplicate) else None,
             freed=0 if running else len(duplicate),
         )
+
+    def _revive(self, path: Sequence[Node], depth: int, slots: Slots) -> None:
+        """Give `slots` to the nodes of `path` from `depth` on, which are on the host only."""
+        for node in path:
+            start = node.start
+            if start >= depth:
+                value = slots[start - depth : node.end - depth].astype(np.int32)
+                self.attach_value(node, value)
 
     def _attach(self, leaves: tuple[Node, ...], slots: Slots) -> None:
         """Give `slots` to a chain of new nodes."""
@@ -196,16 +214,16 @@ class FullComponent(TreeComponent):
         above.lock_ref = 1 if below.lock_ref else 0
         if below.order_key is not None:
             self.leaves.refresh(below)
+        if below.host_link is not None:
+            self.split_host(prefix, suffix)
 
     # -- evict ------------------------------------------------------------------
 
-    def evict_component(self, node: Node, target: EvictLayer) -> tuple[int, int]:
-        """Free the device slots of `node`, an evictable leaf."""
-        freed = self.evict_nodes([node])
-        return freed, 0
-
     def evict_nodes(self, nodes: Sequence[Node]) -> int:
-        """Free the device slots of `nodes`, children before parents; return how many."""
+        """Free the device slots of `nodes`, children before parents; return how many.
+
+        Their host values stay.
+        """
         index = self.index
         gone: list[StoredSlots] = []
         for node in nodes:
@@ -213,7 +231,10 @@ class FullComponent(TreeComponent):
             value = data.value
             if value is None:
                 continue
-            data.value = None
+            if data.host_link is None:
+                data.value = None
+            else:
+                self.demote(data, data.host_link)
             if data.order_key is not None:
                 self.leaves.remove(data)
             gone.append(value)
@@ -234,8 +255,8 @@ class FullComponent(TreeComponent):
             self.leaves.add(above)
 
     def lru_lengths(self) -> tuple[int | None, int | None]:
-        """Return how many device leaves are evictable; there is no host tier yet."""
-        return len(self.leaves), 0
+        """Return how many device leaves are evictable, and how many host values can go."""
+        return len(self.leaves), sum(map(len, self.host_orders))
 
     def is_evictable_leaf(self, node: Node, data: ComponentData) -> bool:
         """Return whether `node` has data, no child with data, no lock, and is not the root."""
@@ -302,104 +323,43 @@ class FullComponent(TreeComponent):
             flags.append(leaf)
         return flags
 
-    # -- lock -------------------------------------------------------------------
-
-    def acquire_component_lock(self, node: Node) -> None:
-        """Protect the path from `node` to the root. O(newly protected nodes)."""
-        parent = node.parent
-        if parent is None:
-            return
-        data = node.primary
-        if data.order_key is not None:
-            self.leaves.remove(data)
-        at = node
-        while parent is not None:
-            data = at.primary
-            data.lock_ref += 1
-            if data.lock_ref > 1:
-                break
-            at = parent
-            parent = at.parent
-        moved = node.end - at.end
-        self.evictable -= moved
-        self.protected += moved
-
-    def release_component_lock(self, node: Node, record: object) -> int:
-        """Undo one acquisition on `node`. O(nodes that become evictable)."""
-        parent = node.parent
-        if parent is None:
-            return 0
-        at = node
-        while parent is not None:
-            data = at.primary
-            data.lock_ref -= 1
-            if data.lock_ref:
-                break
-            at = parent
-            parent = at.parent
-        moved = node.end - at.end
-        if moved:
-            self.protected -= moved
-            self.evictable += moved
-            data = node.primary
-            if not data.device_children and data.value is not None:
-                self.leaves.add(data)
-        return moved
-
     # -- soundness ------------------------------------------------------------------
 
-    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
+    def expected_size(self, node: Node) -> int:
+        """Return a slot for each unit."""
+        return node.length
+
+    def audit(
+        self,
+        locked: dict[int, int],
+        ledger: dict[int, tuple[str, int]],
+        jobs: JobPins | None = None,
+    ) -> list[Violation]:
         """Recount everything from scratch. O(N + pool)."""
-        return audit_full(self, locked, ledger)
+        return audit_full(self, locked, ledger, jobs or {})
 
     def census(self) -> Census:
         """Return whose each page and each slot is."""
-        nodes = {
-            node.id: node.primary.value for node in self.tree if node.primary.value is not None
-        }
+        nodes: dict[int, StoredSlots] = {}
+        host_nodes: dict[int, StoredSlots] = {}
+        loading: dict[int, StoredSlots] = {}
+        for node in self.tree:
+            data = node.primary
+            if data.value is not None:
+                nodes[node.id] = data.value
+            if data.host_value is not None:
+                host_nodes[node.id] = data.host_value
+            if data.host_link is not None and data.host_link.loading is not None:
+                loading[node.id] = data.host_link.loading
         holders = {holder: held.copy() for holder, held in self.holdings.items()}
-        return Census(self.allocator.owners().copy(), nodes, holders)
+        return Census(self.allocator.owners().copy(), nodes, holders, host_nodes, loading)
 
     def rebuild(
-        self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
+        self,
+        locked: dict[int, int],
+        holders: set[int],
+        carrier: Census | None = None,
+        jobs: JobPins | None = None,
     ) -> list[Node]:
-        """Recompute counts, sizes, order and books from values and receipts. O(N + pool)."""
-        index = self.index
-        self.leaves = LeafOrder(self.policy)
-        for holder in set(self.holdings) - holders - {ANONYMOUS}:
-            del self.holdings[holder]
-        hollow = hollow_nodes(self)
-        dropped = set(hollow)
-        nodes = [node for node in self.tree if node not in dropped]
-        root = self.tree.root.component_data[index]
-        root.device_children = 0
-        root.lock_ref = 0
-        for node in nodes:
-            data = node.component_data[index]
-            data.newer = data.older = data.order_key = None
-            data.device_children = 0
-            data.lock_ref = locked.get(node.id, 0)
-        self.evictable = self.protected = 0
-        # Iteration is parents first, so the reverse counts children before their parents.
-        for node in reversed(nodes):
-            data = node.component_data[index]
-            parent = node.parent
-            assert parent is not None
-            above = parent.component_data[index]
-            above.device_children += 1
-            if data.lock_ref:
-                self.protected += node.length
-                if parent.parent is not None:
-                    above.lock_ref += 1
-            else:
-                self.evictable += node.length
-        for node in nodes:
-            data = node.component_data[index]
-            if self.is_evictable_leaf(node, data):
-                self.leaves.add(data)
-        pages = self.allocator.pages_of
-        self.allocator.rebuild(
-            pages(self.slots_on(nodes)),
-            {holder: pages(held.slots()) for holder, held in self.holdings.items()},
-        )
-        return hollow
+        """Recompute counts, sizes, orders and books from values, receipts and jobs. O(N + pool)."""
+        return rebuild_full(self, locked, holders, jobs or {})

@@ -57,8 +57,11 @@ class Insertion(msgspec.Struct, gc=False):
     ``given``: by component, the slot of its own pool that comes with the insert. ``req``: the
     request, where it is one's.
 
-    On the way: ``matched``: depth of what was there. ``node``: the deepest node. ``leaves``: the
-    new nodes, shallow to deep; ``walk.path`` then has every other node, whole after splits.
+    On the way: ``matched``: depth of what was there. ``device_matched``: depth up to which that is
+    on the device; what lies between is on the host only, and the caller's slots bring it back;
+    -1: as ``matched``. ``cut``: it ends early, before what is being loaded. ``ready``: what a
+    backup of it has to wait for. ``node``: the deepest node. ``leaves``: the new nodes, shallow to
+    deep; ``walk.path`` then has every other node, whole after splits.
     ``checked``, ``parts``: each component's answers, in order. ``granted``: the slots that each
     component got of those it needs.
     """
@@ -80,6 +83,9 @@ class Insertion(msgspec.Struct, gc=False):
     checked: list[InsertCheck] = []
     granted: list[Slots | None] | None = None
     parts: list[InsertPart] = []
+    device_matched: int = -1
+    cut: bool = False
+    ready: Any = None
 
     @property
     def end(self) -> int:

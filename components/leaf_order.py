@@ -9,29 +9,32 @@ time, goes to a sorted list. The first leaf is the smaller of the two heads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sortedcontainers import SortedList
 
 from radixtide.components.policies import EvictionPolicy
 from radixtide.tree.lru import LruList
-from radixtide.tree.node import ComponentData
+from radixtide.tree.node import ComponentData, HostLink
+
+D = TypeVar("D", ComponentData, HostLink)
+"""What a leaf is in the set by: a component's record of it, or that record's link."""
 
 
-class LeafOrder:
+class LeafOrder(Generic[D]):
     """A set of leaves ordered by `policy`; holds exactly what is added and not removed."""
 
     __slots__ = ("_key", "_lane", "_sorted")
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._key = policy.key
-        self._lane: LruList[ComponentData] = LruList()
-        self._sorted: SortedList[tuple[Any, int, ComponentData]] = SortedList()
+        self._lane: LruList[D] = LruList()
+        self._sorted: SortedList[tuple[Any, int, D]] = SortedList()
 
     def __len__(self) -> int:
         return len(self._lane) + len(self._sorted)
 
-    def add(self, data: ComponentData) -> None:
+    def add(self, data: D) -> None:
         """Add a leaf that is not in the set. O(1), or O(log n) when its key is an old one."""
         node = data.node
         assert node is not None and data.order_key is None
@@ -44,7 +47,7 @@ class LeafOrder:
         else:
             self._sorted.add((key, node.id, data))
 
-    def remove(self, data: ComponentData) -> None:
+    def remove(self, data: D) -> None:
         """Take a leaf out. O(1) or O(log n)."""
         if data.newer is not None:
             self._lane.remove(data)
@@ -53,7 +56,7 @@ class LeafOrder:
             self._sorted.remove((data.order_key, data.node.id, data))
         data.order_key = None
 
-    def refresh(self, data: ComponentData) -> None:
+    def refresh(self, data: D) -> None:
         """Give a leaf of the set the place that its present key gives it. O(1) or O(log n)."""
         node = data.node
         assert node is not None
@@ -70,7 +73,7 @@ class LeafOrder:
         self.remove(data)
         self.add(data)
 
-    def __iter__(self) -> Iterator[ComponentData]:
+    def __iter__(self) -> Iterator[D]:
         """Yield leaves, first to go first; the set must not change meanwhile."""
         lane = iter(self._lane)
         ordered = iter(self._sorted)

@@ -21,6 +21,7 @@ from radixtide.components.base import Validator
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.components.outcomes import Reserved, Shortage
 from radixtide.components.request import Request
+from radixtide.configs.host import bytes_per_slot
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.holdings import Holding
 from radixtide.tiers.slots import ANONYMOUS, EMPTY, SlotAllocator
@@ -72,6 +73,10 @@ class MambaComponent(AuxiliaryComponent):
         """Return the books of ``pools.mamba``: a state is a page of its own."""
         return SlotAllocator(self.pool.size, 1, self.name)
 
+    def bytes_per_slot(self) -> int:
+        """Return what a state takes over all layers."""
+        return bytes_per_slot(self.pool)
+
     # -- match ----------------------------------------------------------------------
 
     def create_match_validator(self, match_device_only: bool) -> Validator:
@@ -79,7 +84,10 @@ class MambaComponent(AuxiliaryComponent):
         index = self.index
 
         def accepts(node: Node, units: int) -> bool:
-            return node.component_data[index].value is not None and units == node.length
+            data = node.component_data[index]
+            if data.value is None and (match_device_only or data.host_value is None):
+                return False
+            return units == node.length
 
         return accepts
 
@@ -88,6 +96,8 @@ class MambaComponent(AuxiliaryComponent):
     ) -> Sequence[int]:
         """As in the base, without a call a node; never inside a node. O(steps)."""
         index = self.index
+        if not match_device_only and self.host_allocator is not None:
+            return super().validate_path(path, None, 0, False)
         return [
             at for at, node in enumerate(path, 1) if node.component_data[index].value is not None
         ]
@@ -133,7 +143,8 @@ class MambaComponent(AuxiliaryComponent):
         """
         req = job.req
         holding = self.holdings.get(job.own_holder)
-        if req is None or holding is None:
+        if req is None or holding is None or job.cut:
+            # An insert that was cut ends elsewhere than the request's states do.
             return None
         if not self.pool.extra_buffer:
             # Pages are of one token then, so what is inserted is all that was computed.
@@ -255,7 +266,9 @@ class MambaComponent(AuxiliaryComponent):
     # -- split ----------------------------------------------------------------------
 
     def redistribute_on_node_split(self, prefix: Node, suffix: Node) -> None:
-        """Leave the state where it is valid: at the suffix's end."""
+        """Leave the state, on every tier, where it is valid: at the suffix's end."""
+        if suffix.component_data[self.index].host_link is not None:
+            self.share_pins(prefix, suffix)
 
     # -- slots ----------------------------------------------------------------------
 

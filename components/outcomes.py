@@ -11,16 +11,22 @@ import numpy.typing as npt
 
 from radixtide.components.api import MissReason, Slots, StoredSlots
 from radixtide.tiers.holdings import Holding
+from radixtide.tiers.slots import EMPTY
+from radixtide.tree.node import Node
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """What a pool's slots are used for, in slots: the parts add up to ``size``."""
+    """What a pool's slots are used for, in slots: the parts add up to ``size``.
+
+    ``in_flight``: slots that a transfer fills and that are no node's yet.
+    """
 
     free: int
     evictable: int
     protected: int
     held: int
     size: int
+    in_flight: int = 0
 
 
 class Shortage(msgspec.Struct, frozen=True):
@@ -37,12 +43,45 @@ class Reserved(msgspec.Struct, frozen=True):
     position: int
 
 
+class Moving(msgspec.Struct, frozen=True):
+    """Slots that a transfer connects: each of ``device`` with the one of ``host`` at its place.
+
+    int64, whole pages, in the order of the nodes that are moved. ``digests``: what a load must
+    bring, one a page in that order; None: not known for all.
+    """
+
+    device: Slots
+    host: Slots
+    digests: npt.NDArray[np.uint64] | None = None
+
+
+NO_MOVES: Final = Moving(EMPTY, EMPTY)
+
+
+class LoadNeed(msgspec.Struct, frozen=True):
+    """What has to come from the host so that a match may end at a node.
+
+    ``nodes``: whose host value has to be loaded, parents first. ``slots``: device slots that this
+    takes. ``shared``: a load that is under way brings others of them.
+    """
+
+    nodes: list[Node]
+    slots: int
+    shared: bool = False
+
+
 class Census(msgspec.Struct, frozen=True):
-    """Whose slots of a pool are: ``owners`` by page, slots by node id, holdings (copies)."""
+    """Whose slots of a pool are: ``owners`` by page, slots by node id, holdings (copies).
+
+    ``host_nodes``: host slots by node id. ``loading``: device slots that are being filled, by the
+    id of the node that gets them.
+    """
 
     owners: npt.NDArray[np.int32]
     nodes: dict[int, StoredSlots]
     holders: dict[int, Holding]
+    host_nodes: dict[int, StoredSlots] = {}
+    loading: dict[int, StoredSlots] = {}
 
 
 class Traits(msgspec.Struct, frozen=True):
@@ -64,3 +103,7 @@ class Traits(msgspec.Struct, frozen=True):
 
 RELEASED: Final = "released"
 """The record of a component whose part of a lock was given up early."""
+
+
+JobPins = dict[int, tuple[int, int]]
+"""By node id: how many transfers read its device value, and how many use its host slots."""

@@ -2,7 +2,8 @@
 
 A caller names a token by its Full slot, and :class:`~radixtide.tiers.pairing.Pairing` tells the
 slot here. Who owns a Full page owns its pair, so every change of a Full page's owner is followed
-here. A tombstone keeps the Full pages of its tokens, so that it can be given pairs again.
+here. A tombstone keeps the Full pages of its tokens, so that it can be given pairs again; where
+the node is not on the device, what it keeps means nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import numpy as np
 
 from radixtide.components.api import CARRIER, Slots, StoredSlots, Violation
 from radixtide.components.auxiliary import AuxiliaryComponent
-from radixtide.components.outcomes import Census, Reserved, Shortage
+from radixtide.components.host import Carriers
+from radixtide.components.host_repair import loading_pages
+from radixtide.components.outcomes import Census, JobPins, Moving, Reserved, Shortage
 from radixtide.components.paired_audit import audit_pairs, audit_pairs_against
 from radixtide.configs.errors import InvalidInput, SlotError
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.holdings import Holding
 from radixtide.tiers.pairing import NONE, Pairing
 from radixtide.tiers.slots import ANONYMOUS, TREE, Pages
-from radixtide.tree.node import Node
+from radixtide.tree.node import HostLink, Node
 from radixtide.tree.radix_tree import RadixTree
 
 
@@ -79,6 +82,8 @@ class PairedComponent(AuxiliaryComponent):
             cut = len(carriers) - suffix.length // self.page_size
             above.metadata = {"carriers": carriers[:cut].copy()}
             below.metadata = {"carriers": carriers[cut:].copy()}
+        if below.host_link is not None:
+            self.split_host(prefix, suffix)
 
     # -- evict ------------------------------------------------------------------------
 
@@ -95,6 +100,37 @@ class PairedComponent(AuxiliaryComponent):
             heads = np.concatenate([value[:: self.page_size] for value in values])
             self.pairing.clear(heads // self.page_size)
         return self.free_values(values)
+
+    # -- load -------------------------------------------------------------------------
+
+    def begin_load(
+        self, nodes: Sequence[Node], job: int, carriers: Carriers | None = None
+    ) -> Moving:
+        """As in the base; what is loaded is paired at once, what is not is a tombstone.
+
+        `carriers`: the Full slots of the nodes that come to the device.
+        """
+        page = self.page_size
+        index = self.index
+        for node_id, slots in (carriers or {}).items():
+            data = self.tree.nodes[node_id].component_data[index]
+            if data.value is None:
+                data.metadata = {"carriers": (slots[::page] // page).astype(np.int32)}
+        moving = super().begin_load(nodes, job, carriers)
+        for node in nodes:
+            data = node.component_data[index]
+            link = data.host_link
+            if link is not None and link.loading is not None:
+                assert data.metadata is not None
+                pages = self.allocator.pages_of(link.loading.astype(np.int64))
+                self.pairing.pair(data.metadata["carriers"], pages)
+        return moving
+
+    def drop_loading(self, links: Sequence[HostLink]) -> None:
+        """Free the slots that loads were filling, and the pairs of these."""
+        slots = self.take_loading(links)
+        self.pairing.clear(self.allocator.pages_of(slots))
+        self.allocator.release(slots)
 
     # -- slots ------------------------------------------------------------------------
 
@@ -228,13 +264,18 @@ class PairedComponent(AuxiliaryComponent):
         """Return the pairs of the Full pages that each holder has."""
         return {holder: self._pairs_of(held.slots()) for holder, held in self.holdings.items()}
 
-    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
+    def audit(
+        self,
+        locked: dict[int, int],
+        ledger: dict[int, tuple[str, int]],
+        jobs: JobPins | None = None,
+    ) -> list[Violation]:
         """As in the base; and the pairs are mutual, and only of pages that are owned."""
-        return [*super().audit(locked, ledger), *audit_pairs(self)]
+        return [*super().audit(locked, ledger, jobs), *audit_pairs(self)]
 
     def audit_against(self, carrier: Census) -> list[Violation]:
-        """Compare the pairs with the Full slots of nodes and holders."""
-        return audit_pairs_against(self, carrier)
+        """As in the base; and compare the pairs with the Full slots of nodes and holders."""
+        return [*super().audit_against(carrier), *audit_pairs_against(self, carrier)]
 
     def expected_size(self, node: Node) -> int:
         """Return a slot for each unit."""
@@ -258,20 +299,25 @@ class PairedComponent(AuxiliaryComponent):
         mutual = self.pairing.to_pair[self.pairing.to_carrier[pairs]] == pairs
         is_tree = np.zeros(self.allocator.pages, dtype=bool)
         is_tree[tree_pages] = True
-        keep = mutual & (is_tree[pairs] | (whose >= ANONYMOUS))
+        coming = loading_pages(self, nodes)
+        is_coming = np.zeros(self.allocator.pages, dtype=bool)
+        for pages in coming.values():
+            is_coming[pages] = True
+        keep = mutual & (is_tree[pairs] | is_coming[pairs] | (whose >= ANONYMOUS))
         carriers_kept = self.pairing.to_carrier[pairs[keep]].copy()
         pages_kept = pairs[keep]
         self.pairing = self._make_pairing()
         self.pairing.pair(carriers_kept.astype(np.int64), pages_kept)
         held: dict[int, Pages] = {}
-        loose = pages_kept[~is_tree[pages_kept]]
+        loose = pages_kept[~is_tree[pages_kept] & ~is_coming[pages_kept]]
         owner_of = owners[self.pairing.to_carrier[loose]]
         for holder in np.unique(owner_of):
             held[int(holder)] = loose[owner_of == holder]
+        held |= coming
         self.holdings = dict(carrier.holders)
         self.allocator.rebuild(tree_pages, held, keep_anonymous=False)
         for node in nodes:
             data = node.component_data[self.index]
-            if data.value is None:
-                theirs = carrier.nodes[node.id]
+            theirs = carrier.nodes.get(node.id, carrier.loading.get(node.id))
+            if data.value is None and theirs is not None:
                 data.metadata = {"carriers": (theirs[::page] // page).astype(np.int32)}

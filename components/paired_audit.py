@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radixtide.components.api import Violation
+from radixtide.components.host_audit import loading_slots
 from radixtide.components.outcomes import Census
 from radixtide.tiers.pairing import NONE
 from radixtide.tiers.slots import FREE
@@ -39,17 +40,22 @@ def audit_pairs_against(part: PairedComponent, carrier: Census) -> list[Violatio
     page = part.page_size
     to_pair, to_carrier = part.pairing.to_pair, part.pairing.to_carrier
     for node in part.tree:
-        theirs = carrier.nodes.get(node.id)
+        theirs = carrier.nodes.get(node.id, carrier.loading.get(node.id))
         if theirs is None:
             continue
         data = node.component_data[part.index]
         if data.value is not None:
-            if not part.fits(node, data.value, carrier):
+            if node.id in carrier.nodes and not part.fits(node, data.value, carrier):
                 message = f"{node}: its {part.name} slots are not the pairs of its Full slots"
                 found.append(Violation("pairs", message))
             continue
         heads = theirs[::page] // page
-        if (to_pair[heads] != NONE).any():
+        coming = data.host_link.loading if data.host_link is not None else None
+        if coming is not None:
+            if not np.array_equal(to_pair[heads], coming[::page] // page):
+                message = f"{node}: the {part.name} slots being loaded are not the pairs of its own"
+                found.append(Violation("pairs", message))
+        elif (to_pair[heads] != NONE).any():
             found.append(Violation("pairs", f"{node} is a tombstone, but a page of it is paired"))
         kept = data.metadata["carriers"] if data.metadata is not None else heads[:0]
         if not np.array_equal(kept, heads):
@@ -65,6 +71,8 @@ def audit_pairs_against(part: PairedComponent, carrier: Census) -> list[Violatio
             message = f"pool {part.name}: holder {holder} holds other Full slots than it knows of"
             found.append(Violation("pairs", message))
     paired = to_carrier != NONE
+    # What is loaded for a node is a job's; the Full page may be the tree's already.
+    paired[part.allocator.pages_of(loading_slots(part, list(part.tree)))] = False
     owners = carrier.owners[to_carrier[paired]]
     if not np.array_equal(owners, part.allocator.owners()[paired]):
         message = f"pool {part.name}: the pages of a pair have different owners"

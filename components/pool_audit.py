@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from radixtide.components.api import Slots, Violation
-from radixtide.tiers.slots import FIRST_HOLDER, FREE, TREE
+from radixtide.tiers.slots import EMPTY, FIRST_HOLDER, FREE, TREE
 
 if TYPE_CHECKING:
     from radixtide.components.base import TreeComponent
@@ -32,12 +32,14 @@ def audit_pool(
     component: TreeComponent,
     tree_slots: Slots,
     ledger: dict[int, tuple[str, int]],
+    loading: Slots = EMPTY,
     whole: bool = True,
 ) -> list[Violation]:
     """Compare the pool's books with what tree and holders really have. O(pool).
 
     `tree_slots`: the device slots of all nodes of `component`. `ledger`: request id and slots
     asked for by holder, as the coordinator has them; `whole`: it tells of this pool's slots.
+    `loading`: device slots that loads are filling.
     """
     found: list[Violation] = []
     allocator = component.allocator
@@ -73,6 +75,12 @@ def audit_pool(
         elif whole and used != ledger[holder][1]:
             rid, asked = ledger[holder]
             report("ledger", f"request {rid!r} uses {used} slots, the ledger says {asked}")
+    loading_pages = allocator.pages_of(loading)
+    np.add.at(claims, loading_pages, 1)
+    if not (owners[loading_pages] >= FIRST_HOLDER).all():
+        report("transfers", "slots are being loaded that the books give to no job")
+    if len(loading) != component.device_arriving:
+        report("sizes", f"{component.device_arriving} slots are in flight, nodes: {len(loading)}")
     free = allocator.free_pages()
     np.add.at(claims, free, 1)
     if (twice := np.flatnonzero(claims > 1)).size:
@@ -89,14 +97,14 @@ def audit_pool(
     if int(np.count_nonzero(owners == TREE)) != allocator.tree_pages:
         report("sizes", f"{allocator.tree_pages} tree pages counted, books have another number")
     sizes = component.sizes()
-    parts = sizes.free + sizes.evictable + sizes.protected + sizes.held
+    parts = sizes.free + sizes.evictable + sizes.protected + sizes.held + sizes.in_flight
     if parts != sizes.size:
         report(
             "sizes",
             f"free {sizes.free} + evictable {sizes.evictable} + protected {sizes.protected} + "
-            f"held {sizes.held} = {parts}, not {sizes.size}",
+            f"held {sizes.held} + in flight {sizes.in_flight} = {parts}, not {sizes.size}",
         )
-    for what in ("free", "evictable", "protected", "held"):
+    for what in ("free", "evictable", "protected", "held", "in_flight"):
         if getattr(sizes, what) < 0:
             report("counts", f"{what} is {getattr(sizes, what)}")
     return found

@@ -21,6 +21,7 @@ from radixtide.components.api import (
 from radixtide.components.base import Validator
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
 from radixtide.components.paired import PairedComponent
+from radixtide.configs.host import bytes_per_slot
 from radixtide.configs.schema import CacheConfig
 from radixtide.tiers.kv_pool import TokenToKVPool
 from radixtide.tiers.pairing import NONE
@@ -67,6 +68,11 @@ class SwaComponent(PairedComponent):
         size = self.config.pools.swa.size
         return SlotAllocator(size - size % page, page, self.name)
 
+    def bytes_per_slot(self) -> int:
+        """Return what a token takes over all layers."""
+        assert self.config.pools.swa is not None
+        return bytes_per_slot(self.config.pools.swa)
+
     # -- match ----------------------------------------------------------------------
 
     def create_match_validator(self, match_device_only: bool) -> Validator:
@@ -78,7 +84,8 @@ class SwaComponent(PairedComponent):
 
         def accepts(node: Node, units: int) -> bool:
             nonlocal run, gap
-            if node.component_data[index].value is None:
+            data = node.component_data[index]
+            if data.value is None and (match_device_only or data.host_value is None):
                 gap = True
                 run = 0
                 return False
@@ -91,6 +98,8 @@ class SwaComponent(PairedComponent):
         self, path: Sequence[Node], inside: Node | None, inside_units: int, match_device_only: bool
     ) -> Sequence[int]:
         """As in the base, without a call a node. O(steps)."""
+        if not match_device_only and self.host_allocator is not None:
+            return super().validate_path(path, inside, inside_units, False)
         index = self.index
         window = self.window
         start = path[0].start if path else 0
@@ -203,15 +212,23 @@ class SwaComponent(PairedComponent):
         stored = self.stored(pairs)
         adopted: list[tuple[int, int]] = []
         taken = 0
+        there = job.matched if job.device_matched < 0 else job.device_matched
+        if there < job.matched:
+            self._revive(job, there)
         for node in walk.path:
             data = node.component_data[index]
             if data.value is not None or node.end <= live:
                 continue
             start = node.start
             if start >= live:
+                link = data.host_link
+                if link is not None and link.loading is not None:
+                    # Its slots are on their way already.
+                    continue
                 span = slice((start - first) // page, (node.end - first) // page)
-                assert data.metadata is not None
-                self.pairing.move(carriers[span], data.metadata["carriers"])
+                if start < there:
+                    assert data.metadata is not None
+                    self.pairing.move(carriers[span], data.metadata["carriers"])
                 self.allocator.adopt(pairs[span])
                 self.attach(node, stored[start - first : node.end - first].copy())
                 adopted.append((start, node.end))
@@ -235,14 +252,29 @@ class SwaComponent(PairedComponent):
                 taken += len(pages)
         freed = 0
         if taken < len(pairs):
-            freed = self._free_rest(job, first, pairs, adopted)
+            freed = self._free_rest(job, there, first, pairs, adopted)
         if job.value is None:
             self.holdings[job.holder].drop_front(walk.limit)
         self._promote_window(job.node)
         return InsertPart(merged(adopted), freed=freed)
 
+    def _revive(self, job: Insertion, depth: int) -> None:
+        """Note the Full pages of the nodes from `depth` on, which the insert brings back."""
+        first, _, carriers, _ = job.checked[self.index].found
+        page = self.page_size
+        for node in job.walk.path:
+            if (start := node.start) >= depth:
+                pages = carriers[(start - first) // page : (node.end - first) // page]
+                record = node.component_data[self.index]
+                record.metadata = {"carriers": pages.astype(np.int32)}
+
     def _free_rest(
-        self, job: Insertion, first: int, pairs: Any, adopted: list[tuple[int, int]]
+        self,
+        job: Insertion,
+        there: int,
+        first: int,
+        pairs: Any,
+        adopted: list[tuple[int, int]],
     ) -> int:
         """Free what is the caller's no longer and was of no use; return how many slots.
 
@@ -253,8 +285,8 @@ class SwaComponent(PairedComponent):
         useless = pairs != NONE
         for start, end in adopted:
             useless[(start - first) // page : (end - first) // page] = False
-        if job.running and first < job.matched:
-            useless[: (job.matched - first) // page] = False
+        if job.running and first < there:
+            useless[: (there - first) // page] = False
         return self.free_pairs(pairs[useless])
 
     # -- evict ------------------------------------------------------------------------

@@ -132,6 +132,14 @@ class CallTimeout(ActorError, TimeoutError):
     """
 
 
+class LoadFailed(RadixtideError):
+    """A load from the host tier did not bring its data to the device; says why.
+
+    What lies in the slots of the load must not be used. The request goes on with the part of its
+    prefix that is on the device, and computes the rest.
+    """
+
+
 class InvariantError(RadixtideError):
     """A bug of this library: an invariant does not hold. ``violations`` lists what was found."""
 

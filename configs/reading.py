@@ -84,7 +84,7 @@ def _problems(table: Any, struct: inspect.StructType, prefix: str) -> Iterable[s
             if value is not None or section is field.type:
                 yield from _problems(value, section, f"{prefix}{name}.")
         elif isinstance(field.type, inspect.DictType):
-            yield from _free_tables_problems(value, f"{prefix}{name}")
+            yield from _tables_problems(value, field.type.value_type, f"{prefix}{name}")
         else:
             yield from _value_problems(value, field.type, f"{prefix}{name}")
     for name, field in fields.items():
@@ -102,14 +102,20 @@ def _section(kind: inspect.Type) -> inspect.StructType | None:
     return next((one for one in options if isinstance(one, inspect.StructType)), None)
 
 
-def _free_tables_problems(value: Any, path: str) -> Iterable[str]:
-    """Yield what is wrong with tables whose keys are not known here, only that they are TOML."""
+def _tables_problems(value: Any, kind: inspect.Type, path: str) -> Iterable[str]:
+    """Yield what is wrong with tables of any name.
+
+    What is in them is `kind` where that is a Struct, and else a plug-in's business, as long as it
+    is TOML.
+    """
     if not isinstance(value, Mapping):
         yield f"{path}: {_found(value)}, but this is a table of tables: write [{path}.NAME]"
         return
     for name, table in value.items():
         if not isinstance(name, str):
             yield f"{path}: {_found(name)} as a key, but needs a string"
+        elif isinstance(kind, inspect.StructType):
+            yield from _problems(table, kind, f"{path}.{name}.")
         elif not isinstance(table, Mapping):
             yield f"{path}.{name}: {_found(table)}, but this is a table: write [{path}.{name}]"
         else:

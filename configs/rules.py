@@ -12,6 +12,7 @@ from typing import Final
 
 from radixtide.configs.reading import config_error, did_you_mean, find_problems
 from radixtide.configs.schema import CacheConfig, KvGeometry
+from radixtide.configs.tier_rules import tier_problems
 
 POLICIES: Final = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
 """Eviction policies that are built in."""
@@ -44,6 +45,7 @@ def validate(
         *_state_problems(config),
         *_pool_problems(config),
         *_policy_problems(config, policies),
+        *tier_problems(config),
     ]
     if problems:
         raise config_error(source, problems)

@@ -15,6 +15,8 @@ from msgspec import Meta
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Ratio = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(gt=0)]
 Dtype = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
 
 
@@ -141,6 +143,100 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
     key_units_max: Positive = 16_777_216
 
 
+class HostPoolConfig(_Section, frozen=True, kw_only=True):
+    """``[host.pools.NAME]``: how large the host pool of one component is; one key of the three.
+
+    ``ratio``: slots for each slot of the device pool. ``bytes``: memory. ``size``: slots (states).
+    None of them: ``host.ratio``. Each is rounded down to whole pages.
+    """
+
+    ratio: Ratio | None = None
+    bytes: Positive | None = None
+    size: Positive | None = None
+
+
+class HostConfig(_Section, frozen=True, kw_only=True):
+    """``[host]``: the host tier; without this table there is none.
+
+    ``ratio``: slots of a host pool for each slot of the device pool; ``pools`` has exceptions.
+    ``layout``: ``layer_first`` (a tensor a layer, as on the device) or ``page_first`` (the bytes of
+    a page in one piece).
+    ``write_policy``: ``write_through`` backs a node up when it is inserted,
+    ``write_through_selective`` when it was hit ``write_through_threshold`` times, ``write_back``
+    when it is evicted.
+    ``write_through_threshold``: None is 1, and 2 with ``write_through_selective``.
+    ``load_back_threshold``: units on the host below which a load is not worth while.
+    ``load_back_quota``: units being loaded at once; 0 sets no limit.
+    ``backend``: who copies: ``cuda`` (streams), ``threads``, or ``auto`` (by the pools' device).
+    ``pinned``: page-locked memory, where CUDA is there. ``verify``: digests are checked on loads.
+    ``jobs_max``: transfers under way at once. ``units_in_flight``: units of backups under way.
+    ``batch_units``: units that are backed up by one transfer. ``backlog_max``: nodes that wait for
+    backup; one more is not backed up.
+    ``bandwidth``: bytes a second of the copies between pools without bytes, which are modelled;
+    None: such copies take no time.
+    """
+
+    ratio: Ratio = 2.0
+    layout: Literal["layer_first", "page_first"] = "layer_first"
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
+        "write_through"
+    )
+    write_through_threshold: Positive | None = None
+    load_back_threshold: NonNegative = 10
+    load_back_quota: NonNegative = 0
+    backend: Literal["auto", "threads", "cuda"] = "auto"
+    pinned: bool = True
+    verify: bool = True
+    jobs_max: Positive = 64
+    units_in_flight: Positive = 65_536
+    batch_units: Positive = 8192
+    backlog_max: Positive = 65_536
+    bandwidth: Rate | None = None
+    pools: dict[str, HostPoolConfig] = msgspec.field(default_factory=dict)
+
+    @property
+    def backup_threshold(self) -> int:
+        """Hits (an insert is one) from which a node is backed up; 0 under ``write_back``."""
+        if self.write_policy == "write_back":
+            return 0
+        default = 2 if self.write_policy == "write_through_selective" else 1
+        return default if self.write_through_threshold is None else self.write_through_threshold
+
+
+class StorageConfig(_Section, frozen=True, kw_only=True):
+    """``[storage]``: the storage tier below the host's; without this table there is none.
+
+    ``url``: ``lmdb:PATH``, ``file:PATH``, ``memory:``, ``s3://BUCKET/PREFIX``,
+    ``redis://HOST:PORT/DB`` or ``mooncake://HOST:PORT``.
+    ``max_bytes``: size from which the oldest pages go; 0 sets no limit.
+    ``model``, ``weight_version``: part of every page's name, as are ``rank`` and ``ranks`` (this
+    process's shard): pages of other weights are never met.
+    ``prefetch_policy``: how long a prefetch is waited for: ``best_effort`` not at all,
+    ``wait_complete`` to its end, ``timeout`` for ``prefetch_timeout_base_s`` and
+    ``prefetch_timeout_per_page_s`` for each page.
+    ``prefetch_threshold``: units below which a prefetch is not worth while.
+    ``batch_pages``: pages in one request to the store. ``queue_max``: transfers that wait or run.
+    ``timeout_s``: deadline of one request. ``breaker_failures``: failures in a row after which the
+    store is left alone, for ``breaker_reset_s``.
+    """
+
+    url: str
+    max_bytes: NonNegative = 0
+    model: str = ""
+    weight_version: str = ""
+    rank: NonNegative = 0
+    ranks: Positive = 1
+    prefetch_policy: Literal["best_effort", "wait_complete", "timeout"] = "timeout"
+    prefetch_threshold: NonNegative = 256
+    prefetch_timeout_base_s: Seconds = 1.0
+    prefetch_timeout_per_page_s: Seconds = 0.004
+    batch_pages: Positive = 128
+    queue_max: Positive = 256
+    timeout_s: Seconds = 5.0
+    breaker_failures: Positive = 5
+    breaker_reset_s: Seconds = 10.0
+
+
 class CacheConfig(_Section, frozen=True, kw_only=True):
     """A whole cache.
 
@@ -149,6 +245,7 @@ class CacheConfig(_Section, frozen=True, kw_only=True):
     ``window``: sliding window in tokens, for components that have one.
     ``bigram``: keys are bigram views (EAGLE). ``delivery``: ``direct`` hands a message to an idle
     actor at once; ``queued`` sends every message through its mailbox (same answers, slower).
+    ``host``, ``storage``: the tiers below the device; None: no such tier.
     ``plugins``: a table a plug-in's component, by its name; the component reads it itself.
     """
 
@@ -161,4 +258,6 @@ class CacheConfig(_Section, frozen=True, kw_only=True):
     eviction: EvictionConfig = EvictionConfig()
     pins: PinsConfig = PinsConfig()
     limits: LimitsConfig = LimitsConfig()
+    host: HostConfig | None = None
+    storage: StorageConfig | None = None
     plugins: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)

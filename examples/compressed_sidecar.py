@@ -41,7 +41,7 @@ from radixtide import (
 )
 from radixtide.components.api import Slots, StoredSlots
 from radixtide.components.base import Validator
-from radixtide.components.outcomes import Census
+from radixtide.components.outcomes import Census, JobPins
 from radixtide.configs.schema import FullPoolConfig, PoolsConfig
 from radixtide.tiers.slots import TREE
 
@@ -220,9 +220,14 @@ class Sidecar(AuxiliaryComponent):
         """Return whether a repair after a crash may keep `value`."""
         return len(value) > 0 and super().fits(node, value, carrier)
 
-    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
+    def audit(
+        self,
+        locked: dict[int, int],
+        ledger: dict[int, tuple[str, int]],
+        jobs: JobPins | None = None,
+    ) -> list[Violation]:
         """As in the base; and a value is never empty, and an id held only while an insert runs."""
-        found = super().audit(locked, ledger)
+        found = super().audit(locked, ledger, jobs)
         for data in self.recency:
             if data.value is not None and not len(data.value):
                 found.append(

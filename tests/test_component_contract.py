@@ -10,7 +10,7 @@ import pytest
 from radixtide import EvictLayer, Request, SlotError, Violation
 from radixtide.components.base import TreeComponent, Validator
 from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
-from radixtide.components.outcomes import Census, Reserved
+from radixtide.components.outcomes import NO_MOVES, Census, JobPins, Reserved
 from radixtide.components.registry import make_components
 from radixtide.configs.errors import ConfigError
 from radixtide.tiers.slots import FIRST_HOLDER, SlotAllocator
@@ -83,11 +83,20 @@ class Sidecar(TreeComponent):
     def release_component_lock(self, node: Node, record: Any) -> int:
         return 0
 
-    def audit(self, locked: dict[int, int], ledger: dict[int, tuple[str, int]]) -> list[Violation]:
+    def audit(
+        self,
+        locked: dict[int, int],
+        ledger: dict[int, tuple[str, int]],
+        jobs: JobPins | None = None,
+    ) -> list[Violation]:
         return []
 
     def rebuild(
-        self, locked: dict[int, int], holders: set[int], carrier: Census | None = None
+        self,
+        locked: dict[int, int],
+        holders: set[int],
+        carrier: Census | None = None,
+        jobs: JobPins | None = None,
     ) -> list[Node]:
         return []
 
@@ -151,8 +160,9 @@ def test_defaults_consume_nothing_and_change_nothing(sidecar: Sidecar) -> None:
     assert sidecar.drive_host_eviction(8) == []
     assert sidecar.prepare_for_caching_req(Request("r", [1]), 3, 17) == 17
     sidecar.cleanup_after_caching_req(3)
-    assert sidecar.build_hicache_transfers(node, "backup") == []
-    sidecar.commit_hicache_transfer(node, "backup", [])
+    for phase in ("backup", "load"):
+        assert sidecar.build_hicache_transfers([node], phase, 7) is NO_MOVES
+        sidecar.commit_hicache_transfer([node], phase)
     assert sidecar.lru_lengths() == (None, None)
     assert sidecar.data(node).value is None
     assert sidecar.sizes().free == 8

@@ -16,11 +16,14 @@ from radixtide.configs.schema import (
     CacheConfig,
     EvictionConfig,
     FullPoolConfig,
+    HostConfig,
+    HostPoolConfig,
     LimitsConfig,
     MambaPoolConfig,
     PinsConfig,
     PoolsConfig,
     RequestPoolConfig,
+    StorageConfig,
     SwaPoolConfig,
 )
 from support.rooms import ROOT
@@ -199,17 +202,35 @@ VALUES = st.recursive(
 )
 
 
+HOST_POOLS = st.one_of(
+    st.just(HostPoolConfig()),
+    st.builds(HostPoolConfig, size=sizes(1024)),
+    st.builds(HostPoolConfig, ratio=st.floats(1, 4)),
+)
+HOSTS = st.builds(
+    HostConfig,
+    ratio=st.floats(1, 4),
+    write_policy=st.sampled_from(["write_through", "write_back"]),
+    pools=st.just({}) | st.fixed_dictionaries({"full": HOST_POOLS}),
+)
+STORAGES = st.builds(
+    StorageConfig, url=st.text().map("file:x{}".format), model=st.text(), max_bytes=st.just(0)
+)
+
+
 @st.composite
 def configs(draw: st.DrawFn) -> CacheConfig:
     """Draw a config with any set of components, all of it sound."""
     own = draw(st.dictionaries(NAMES, st.dictionaries(st.text(), VALUES), max_size=2))
-    swa = draw(st.none() | st.builds(SwaPoolConfig, size=sizes(2048), device=DEVICES, **SHAPE))
+    swa = draw(
+        st.none() | st.builds(SwaPoolConfig, size=sizes(2048, 2**45), device=DEVICES, **SHAPE)
+    )
     state = st.lists(sizes(), min_size=1).map(tuple)
     mamba = draw(
         st.none()
         | st.builds(
             MambaPoolConfig,
-            size=sizes(),
+            size=sizes(most=2**45),
             layers=sizes(),
             conv_shape=state,
             ssm_shape=state,
@@ -221,10 +242,11 @@ def configs(draw: st.DrawFn) -> CacheConfig:
     )
     parts = (("swa", swa), ("mamba", mamba))
     names = ("full", *(name for name, pool in parts if pool is not None), *own)
+    host = draw(st.none() | HOSTS)
     requests = st.builds(RequestPoolConfig, max_requests=sizes(), max_context=sizes(1024))
     return CacheConfig(
         pools=PoolsConfig(
-            full=draw(st.builds(FullPoolConfig, size=sizes(1024), device=DEVICES, **SHAPE)),
+            full=draw(st.builds(FullPoolConfig, size=sizes(1024, 2**45), device=DEVICES, **SHAPE)),
             swa=swa,
             mamba=mamba,
             requests=draw(requests),
@@ -237,6 +259,8 @@ def configs(draw: st.DrawFn) -> CacheConfig:
         limits=draw(
             st.builds(LimitsConfig, stall_after_s=st.floats(1e-9, 1e9), key_units_max=sizes(1024))
         ),
+        host=host,
+        storage=draw(STORAGES) if host is not None else None,
         plugins=own,
     )
 
@@ -300,6 +324,9 @@ def test_the_reference_page_has_every_key_with_its_default() -> None:
     pools = PoolsConfig(
         full=FullPoolConfig(size=1), swa=SwaPoolConfig(size=1), mamba=MambaPoolConfig(size=1)
     )
-    expected = defaults(msgspec.to_builtins(CacheConfig(pools=pools)))
-    expected |= dict.fromkeys(("pools.full.size", "pools.swa.size", "pools.mamba.size"), "required")
+    host = HostConfig(pools={"NAME": HostPoolConfig()})
+    config = CacheConfig(pools=pools, host=host, storage=StorageConfig(url=""))
+    expected = defaults(msgspec.to_builtins(config))
+    sizes = ("pools.full.size", "pools.swa.size", "pools.mamba.size")
+    expected |= dict.fromkeys((*sizes, "storage.url"), "required")
     assert documented() == expected

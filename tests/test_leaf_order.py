@@ -15,7 +15,7 @@ from support.trees import lone_node
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
 
 
-def order_of(name: str) -> tuple[LeafOrder, EvictionConfig]:
+def order_of(name: str) -> tuple[LeafOrder[ComponentData], EvictionConfig]:
     config = EvictionConfig(policy=name, tlru_threshold=6)
     return LeafOrder(make_policy(config)), config
 

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from radixtide.configs.errors import ConfigError
+from radixtide.configs.host import host_slots
 from radixtide.configs.loader import load_config, parse_config, render_config, validate
 from radixtide.configs.scaling import scaled
 from radixtide.configs.schema import CacheConfig, KvGeometry, PinsConfig
@@ -56,6 +57,16 @@ BYTES: dict[str, dict[str, int]] = {
 }
 """Bytes of a token, and of a state, per component."""
 
+TIERED = {
+    "hicache-host": "llama-3.1-8b",
+    "hicache-lmdb": "llama-3.1-8b",
+    "hicache-redis": "llama-3.1-8b",
+    "hicache-write-back": "deepseek-v3",
+    "hicache-gpt-oss-20b": "gpt-oss-20b",
+}
+"""Presets with tiers below the device, and whose shape each has."""
+BYTES |= {name: BYTES[model] for name, model in TIERED.items()}
+
 WINDOWS = {"gemma-3-27b": 1024, "gpt-oss-20b": 128, "phi-4-mini-flash": 512}
 CONTEXTS = {
     "full": 131_072,
@@ -67,6 +78,8 @@ CONTEXTS = {
     "nemotron-h-8b": 8192,
     "phi-4-mini-flash": 65_536,
 }
+WINDOWS |= {name: WINDOWS[model] for name, model in TIERED.items() if model in WINDOWS}
+CONTEXTS |= {name: CONTEXTS[model] for name, model in TIERED.items()}
 
 
 def preset(name: str) -> CacheConfig:
@@ -120,7 +133,30 @@ def test_a_preset_holds_bytes_and_not_more_than_a_machine_of_eight_gigabytes_has
     config = preset(name)
     assert all(pool.holds_bytes and pool.device == "cpu" for pool in pools(config).values())
     sizes = bytes_of(config)
-    assert 2**30 < sum(pool.size * sizes[n] for n, pool in pools(config).items()) < 5 * 2**30
+    device = sum(pool.size * sizes[n] for n, pool in pools(config).items())
+    host = sum(host_slots(config, n, sizes[n]) * sizes[n] for n in sizes)
+    assert 2**30 < device <= device + host < 5 * 2**30
+    assert (host > device) == (name in TIERED)
+
+
+@pytest.mark.parametrize("name", TIERED)
+def test_a_preset_with_tiers_has_the_pools_of_its_model(name: str) -> None:
+    config, model = preset(name), preset(TIERED[name])
+    for component, pool in pools(config).items():
+        assert replace(pool, size=1) == replace(pools(model)[component], size=1)
+
+
+def test_presets_with_tiers_show_what_there_is_to_choose() -> None:
+    hosts = [config.host for config in map(preset, TIERED) if config.host is not None]
+    stores = [config.storage for config in map(preset, TIERED) if config.storage is not None]
+    assert {host.write_policy for host in hosts} == {
+        "write_through",
+        "write_through_selective",
+        "write_back",
+    }
+    assert {host.layout for host in hosts} == {"layer_first", "page_first"}
+    assert {store.url.partition(":")[0] for store in stores} == {"lmdb", "redis"}
+    assert all(store.model and store.weight_version for store in stores)
 
 
 def test_the_full_preset_is_for_replays_of_long_contexts() -> None:
@@ -235,6 +271,11 @@ def test_scaled_presets_have_real_pools(name: str, factor: int) -> None:
         (
             "phi-4-mini-flash",
             "full, swa, mamba; 8192 pages of 16, 1024 for windows of 512, 64 states; lru",
+        ),
+        pytest.param(
+            "hicache-lmdb",
+            "full; 192 pages of 64; lru; host: 384 pages, write_through; storage: "
+            "lmdb:radixtide-pages",
         ),
     ],
 )

@@ -57,6 +57,10 @@ class TokenToKVPool:
             part[0].numel() * part.element_size() for layer in self.buffers for part in layer
         )
 
+    def parts(self) -> list[list[torch.Tensor]]:
+        """Return per layer its tensors of shape (size, *row): the memory itself, not copies."""
+        return [list(layer) for layer in self.buffers]
+
     def write(self, layer: int, slots: torch.Tensor, *parts: torch.Tensor) -> None:
         """Write rows of state: one tensor of shape (len(slots), heads, dim) per buffer of a layer.
 

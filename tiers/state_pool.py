@@ -43,6 +43,10 @@ class StatePool:
         parts = (*self.conv, *self.ssm)
         return sum(part[0].numel() * part.element_size() for part in parts)
 
+    def parts(self) -> list[list[torch.Tensor]]:
+        """Return per layer conv and ssm, each (size, *shape): the memory itself, not copies."""
+        return [[conv, ssm] for conv, ssm in zip(self.conv, self.ssm, strict=True)]
+
     def views(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return conv and ssm of a layer, all states of it: the memory itself, to read and write.
 

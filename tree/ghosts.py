@@ -26,23 +26,28 @@ class GhostList:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         # Names and keys are hashes: a collision could only misname the reason of a miss.
-        self.known: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self.known: OrderedDict[int, tuple[int, int, bool]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.known)
 
-    def remember(self, node: Node) -> None:
-        """Note that `node`, still linked to its parent, is evicted."""
+    def remember(self, node: Node, stored: bool = False) -> None:
+        """Note that `node`, still linked to its parent, is evicted; and whether it is stored."""
         if not self._capacity or node.parent is None:
             return
         name = hash((node.parent.lineage, node.edge))
-        self.known[name] = (node.lineage, xxh3_64_intdigest(node.piece))
+        self.known[name] = (node.lineage, xxh3_64_intdigest(node.piece), stored)
         if len(self.known) > self._capacity:
             self.known.popitem(last=False)
 
     def knows(self, parent: Node, edge: bytes) -> bool:
         """Return whether a child of `parent` that began with `edge` was evicted."""
         return hash((parent.lineage, edge)) in self.known
+
+    def is_stored(self, parent: Node, edge: bytes) -> bool:
+        """Return whether an evicted child of `parent` that began with `edge` is in storage."""
+        ghost = self.known.get(hash((parent.lineage, edge)))
+        return ghost is not None and ghost[2]
 
     def revive(self, node: Node) -> None:
         """Let `node`, new below its parent, take over the lineage of the ghost in its place."""

@@ -53,6 +53,21 @@ def namespace_bytes(extra_key: str | None, cache_salt: str | None) -> bytes:
     return NAMESPACE_TAG + _frame(extra_key) + _frame(cache_salt)
 
 
+def namespace_parts(namespace: bytes) -> tuple[str | None, str | None]:
+    """Return what :func:`namespace_bytes` made `namespace` of."""
+    parts: list[str | None] = []
+    at = len(NAMESPACE_TAG)
+    while at < len(namespace):
+        if namespace[at] == 0:
+            parts.append(None)
+            at += 1
+        else:
+            begin = at + 9
+            at = begin + int.from_bytes(namespace[at + 1 : begin], "little")
+            parts.append(namespace[begin:at].decode())
+    return (parts[0], parts[1]) if parts else (None, None)
+
+
 def token_bytes(token_ids: TokenIds) -> bytes:
     """Return `token_ids` as a buffer of int64, or raise :class:`InvalidKey`.
 
@@ -218,4 +233,12 @@ def common_units(raw: bytes, offset: int, limit: int, piece: bytes, lookahead: i
     return max(tokens - lookahead // TOKEN_BYTES, 0)
 
 
-__all__ = ("TOKEN_BYTES", "RadixKey", "TokenIds", "common_units", "namespace_bytes", "token_bytes")
+__all__ = (
+    "TOKEN_BYTES",
+    "RadixKey",
+    "TokenIds",
+    "common_units",
+    "namespace_bytes",
+    "namespace_parts",
+    "token_bytes",
+)

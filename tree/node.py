@@ -21,6 +21,7 @@ QUEUED: Final = 1
 BACKING: Final = 2
 LOADING: Final = 4
 STORING: Final = 8
+FAILED: Final = 16
 
 HASH_BYTES: Final = 32
 """Bytes of a page's chain hash."""
@@ -34,7 +35,8 @@ class HostLink(Link, eq=False):
     filling. ``pins``: copies that read the value on the device, each counted in ``lock_ref`` too.
     ``host_pins``: copies that use the host slots, each counted in ``host_lock_ref`` too.
     ``digests``: one a page of the host value, taken when the page left the device.
-    ``stored``: whether the host value is in storage as well.
+    ``stored``: whether the node's data is in storage as well.
+    ``children``: children whose value of this component is on the host.
     """
 
     order_key: Any = None
@@ -44,6 +46,7 @@ class HostLink(Link, eq=False):
     host_pins: int = 0
     digests: npt.NDArray[np.uint64] | None = None
     stored: bool = False
+    children: int = 0
 
 
 class ComponentData(Link, eq=False):
@@ -91,7 +94,7 @@ class Node(msgspec.Struct, eq=False):
     ``epoch``: raised when the node's device slots leave or change.
     ``tiers``: where the data of the component that carries the tree is: ON_DEVICE, ON_HOST,
     IN_STORAGE. ``job``: what is queued or under way: QUEUED (waits for its backup), BACKING,
-    LOADING, STORING. ``hashes``: the chain hashes of its pages, 32 bytes each; empty until needed.
+    LOADING, STORING; FAILED: its last backup failed. ``hashes``: the chain hashes of its pages, 32 bytes each; empty until needed.
     """
 
     # What every match reads and writes comes first, so that it lies together in memory.

@@ -1,0 +1,218 @@
+"""Backups: what they begin with, how they end, and how the host makes room."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from radixtide.actors.actor import Conversation
+from radixtide.actors.cell import Cell
+from radixtide.actors.envelope import WAIT_FOR_ROOM
+from radixtide.actors.jobs import BACKUP, Job
+from radixtide.actors.state import State
+from radixtide.actors.tier_messages import (
+    BackupNeed,
+    BeginBackup,
+    CopyDone,
+    EndBackup,
+    EvictHost,
+    HostSizes,
+    PinHost,
+    ProposeHost,
+    StartCopy,
+    UnpinHost,
+)
+from radixtide.actors.tier_state import TierState
+from radixtide.components.outcomes import Moving
+from radixtide.tiers.copy_engine import Transfer
+from radixtide.tree.node import BACKING, FAILED, IN_STORAGE, ON_DEVICE, ON_HOST, QUEUED, Node
+
+
+def queue_path(tiers: TierState, node: Node, ready: Any = None) -> None:
+    """Queue the nodes from `node` upward that want a backup. O(nodes without one).
+
+    A host copy implies that all ancestors have one, so the walk ends at the first that has.
+    """
+    if tiers.write_back:
+        return
+    threshold = tiers.threshold
+    at = node
+    waiting: list[Node] = []
+    while at.parent is not None and not at.tiers & ON_HOST:
+        if not at.job & ~FAILED and at.tiers & ON_DEVICE and at.hits + 1 >= threshold:
+            waiting.append(at)
+        at = at.parent
+    for one in reversed(waiting):
+        tiers.queue(one, ready)
+
+
+def begin_backups(state: State, most: int | None = None) -> Generator[Any, Any, None]:
+    """Begin backups of what waits, within the limits of what may be on its way.
+
+    `most`: nodes to begin at most, where ranks have agreed on that.
+    """
+    tiers = state.tiers
+    assert tiers is not None
+    host = tiers.host
+    while tiers.backlog and tiers.jobs.count(BACKUP) < host.jobs_max:
+        room = host.units_in_flight - tiers.jobs.units[BACKUP]
+        if room <= 0 and tiers.jobs.units[BACKUP]:
+            return
+        batch = _next_batch(tiers, min(room, host.batch_units))
+        if batch and not (yield from start_backup(state, batch)):
+            return
+
+
+def _next_batch(tiers: TierState, room: int) -> list[Node]:
+    """Take nodes off the backlog, each behind its ancestors that have no copy yet."""
+    batch: list[Node] = []
+    known: set[Node] = set()
+    units = 0
+    while tiers.backlog and (units < room or not batch):
+        node = tiers.backlog.popleft()
+        node.job &= ~QUEUED
+        if node.parent is not None:
+            for one in chain_above(node):
+                if one not in known:
+                    known.add(one)
+                    batch.append(one)
+                    units += one.length
+    return batch
+
+
+def chain_above(node: Node) -> list[Node]:
+    """Return `node` and its ancestors without a host copy, present or on its way, top first."""
+    chain: list[Node] = []
+    at = node
+    while at.parent is not None and not at.tiers & ON_HOST and not at.job & BACKING:
+        if not at.tiers & ON_DEVICE:
+            return []
+        chain.append(at)
+        at = at.parent
+    chain.reverse()
+    return chain
+
+
+def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
+    """Begin one backup of `nodes`, parents first, or of as many as there is room for.
+
+    Returns whether anything began. What found no room is refused and counted, and nothing of it is
+    left half done; it is queued again when it is used again.
+    """
+    tiers = state.tiers
+    assert tiers is not None
+    counters = tiers.counters
+    anchors = [node.parent for node in nodes if node.parent is not None]
+    spare = tuple(dict.fromkeys((*anchors, *nodes)))
+    need, free = yield state.carrier, BackupNeed(nodes)
+    if need > free:
+        yield from evict_host(state, state.carrier, need - free, spare)
+        need, free = yield state.carrier, BackupNeed(nodes)
+    fitting: list[Node] = []
+    for node in nodes:
+        if node.length > free:
+            break
+        free -= node.length
+        fitting.append(node)
+    if len(fitting) < len(nodes):
+        counters.backups_refused += len(nodes) - len(fitting)
+        for node in nodes[len(fitting) :]:
+            tiers.ready.pop(node.id, None)
+    if not fitting:
+        return False
+    for cell in state.others:
+        need, free = yield cell, BackupNeed(fitting)
+        if need > free:
+            yield from evict_host(state, cell, need - free, spare)
+    inside = set(fitting)
+    pinned = [node.parent for node in fitting if node.parent not in inside]
+    anchored = [one for one in dict.fromkeys(pinned) if one is not None and one.parent is not None]
+    number = state.ledger.next_holder()
+    units = sum(node.length for node in fitting)
+    job = Job(number, BACKUP, fitting, anchored, units)
+    moving: list[Moving] = yield state.all(BeginBackup(fitting, number))
+    if anchored:
+        yield state.all(PinHost(anchored))
+    tiers.jobs.add(job)
+    after = tuple(
+        ready for node in fitting if (ready := tiers.ready.pop(node.id, None)) is not None
+    )
+    transfers = [
+        Transfer(cell.name, one.device, one.host)
+        for cell, one in zip(state.cells, moving, strict=True)
+        if len(one.host)
+    ]
+    tiers.tell(StartCopy(number, BACKUP, transfers, after))
+    return True
+
+
+def end_backup(state: State, job: Job, report: CopyDone) -> Generator[Any, Any, None]:
+    """Attach the copies, or give their slots back; go on with what waited for it."""
+    tiers = state.tiers
+    assert tiers is not None
+    nodes = list(job.nodes)
+    inside = set(nodes)
+    keep = report.ok and all(
+        node.parent in inside
+        or (node.parent is not None and (not node.parent.parent or node.parent.tiers & ON_HOST))
+        for node in nodes
+    )
+    yield state.all(EndBackup(nodes, keep, report.digests))
+    if job.pinned:
+        yield state.all(UnpinHost(list(job.pinned)))
+    tiers.jobs.remove(job)
+    if keep:
+        tiers.counters.backed_nodes += len(nodes)
+        tiers.counters.backup_units += job.units
+        for node in nodes:
+            node.tiers |= ON_HOST
+            if tiers.storing:
+                tiers.queue_store(node)
+    else:
+        tiers.counters.backups_failed += 1
+        for node in nodes:
+            node.job |= FAILED
+    tiers.let_in(WAIT_FOR_ROOM)
+
+
+def evict_host(
+    state: State, cell: Cell, target: int, spare: tuple[Node, ...] = ()
+) -> Generator[Any, Any, None]:
+    """Free host slots of one component, or as many as can be."""
+    victims: list[Node] = yield cell, ProposeHost(target, spare)
+    if not victims:
+        return
+    if cell is not state.carrier:
+        rank = state.traits[state.cells.index(cell)].priority
+        goes = [
+            other
+            for other, trait in zip(state.cells, state.traits, strict=True)
+            if other is cell
+            or (other is not state.carrier and not trait.independent and trait.priority <= rank)
+        ]
+        yield [(other, EvictHost(victims)) for other in goes]
+        return
+    yield state.all(EvictHost(victims))
+    drop_host(state, victims)
+
+
+def drop_host(state: State, nodes: list[Node]) -> None:
+    """Note that `nodes`, children first, have no host copy any more; the empty ones go."""
+    tiers = state.tiers
+    assert tiers is not None
+    for node in nodes:
+        node.tiers &= ~ON_HOST
+        tiers.counters.host_evicted_nodes += 1
+        if not node.tiers & ON_DEVICE:
+            state.ghosts.remember(node, bool(node.tiers & IN_STORAGE))
+            tiers.condemned.discard(node)
+            state.tree.remove(node)
+
+
+def make_host_room(state: State, target: int, spare: tuple[Node, ...]) -> Conversation:
+    """Evict until the carrier has `target` free host slots; return how many it has."""
+    sizes = yield state.carrier, HostSizes()
+    if sizes.free < target:
+        yield from evict_host(state, state.carrier, target - sizes.free, spare)
+        sizes = yield state.carrier, HostSizes()
+    return sizes.free

@@ -1,0 +1,299 @@
+"""Prefetch: bring to the host what storage has of a key, while its request waits.
+
+First storage is asked how much it has; then host slots are taken for that, no more; then the pages
+are read, and what has arrived becomes nodes on the host. Room for it is made as for a backup. Where
+a component needs the end of a key (a window, a state), all of it comes or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from radixtide.actors.actor import Conversation
+from radixtide.actors.calls import Call
+from radixtide.actors.envelope import WAIT_FOR_JOB
+from radixtide.actors.jobs import FETCH, Job
+from radixtide.actors.op_backup import chain_above, evict_host
+from radixtide.actors.state import State
+from radixtide.actors.tier_messages import (
+    CommitFetch,
+    FetchDone,
+    Found,
+    HostSizes,
+    Lookup,
+    PinHost,
+    ReleaseHost,
+    ReserveHost,
+    StartFetch,
+    StopFetch,
+    UnpinHost,
+)
+from radixtide.actors.tier_state import FetchRecord, TierState
+from radixtide.components.api import Slots
+from radixtide.components.outcomes import Shortage
+from radixtide.components.request import Request
+from radixtide.tiers.page_hash import namespace_seed
+from radixtide.tree.key import RadixKey
+from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_HOST, Node
+
+
+class PrefetchCall(Call, frozen=True, tag=True, gc=False):
+    """Fetch what storage has of a key and the cache has not. Reply: FetchStarted."""
+
+    key: RadixKey
+    req: Request | None = None
+
+
+class WaitFetch(Call, frozen=True, tag=True, gc=False):
+    """Wait until a fetch is over. Reply: units that it brought."""
+
+    number: int
+
+
+class EndFetch(Call, frozen=True, tag=True, gc=False):
+    """Take what has arrived (`keep`), or nothing; the fetch ends soon. Reply: None."""
+
+    number: int
+    keep: bool
+
+
+class FetchStarted(msgspec.Struct, frozen=True):
+    """What ``prefetch`` began. ``number``: 0 when there is nothing to fetch.
+
+    ``pages``: at most so many are fetched.
+    """
+
+    number: int
+    pages: int
+
+
+def prefetch(state: State, p: PrefetchCall) -> Conversation:
+    """Ask storage for what is missing of a key."""
+    tiers = state.tiers
+    state.check_key(p.key)
+    if p.req is not None:
+        state.check_request_key(p.req, p.key)
+    if tiers is None or not tiers.storing or tiers.storage is None:
+        return FetchStarted(0, 0)
+    walk = state.tree.walk(p.key)
+    missing = walk.limit - walk.matched
+    page = state.page_size
+    sizes = yield state.carrier, HostSizes()
+    # At most half of the host is for what may not be wanted in the end.
+    room = sizes.size // 2 // page * page - tiers.jobs.units[FETCH]
+    missing = min(missing, max(room, 0))
+    if missing < max(tiers.storage.prefetch_threshold, page):
+        return FetchStarted(0, 0)
+    if tiers.jobs.count(FETCH) >= tiers.storage.queue_max:
+        return FetchStarted(0, 0)
+    number = state.ledger.next_holder()
+    anchor = [walk.last] if walk.last.parent is not None else []
+    if anchor:
+        yield state.all(PinHost(anchor))
+        for node in chain_above(walk.last):
+            # What comes before must be on the host as well.
+            tiers.queue(node)
+    job = Job(number, FETCH, [], anchor, missing)
+    job.key = p.key.prefix(walk.matched + missing)
+    job.begin = walk.matched
+    tiers.jobs.add(job)
+    rid = None if p.req is None else p.req.rid
+    tiers.fetches[number] = FetchRecord(number, rid)
+    tiers.counters.prefetches += 1
+    seed = namespace_seed(p.key.extra_key, p.key.cache_salt)
+    tiers.tell(Lookup(number, job.key.raw, seed, walk.matched // page))
+    return FetchStarted(number, missing // page)
+
+
+def found(state: State, job: Job, report: Found) -> Generator[Any, Any, None]:
+    """Take host slots for what storage has, and have it read."""
+    tiers = state.tiers
+    assert tiers is not None and tiers.storage is not None
+    page = state.page_size
+    pages = report.pages - job.begin // page
+    if job.dropped or pages * page < max(tiers.storage.prefetch_threshold, page):
+        tiers.counters.prefetch_misses += not job.dropped
+        yield from _over(state, tiers, job, 0)
+        return
+    spare = tuple(job.pinned)
+    taken: dict[str, Slots] = {}
+    free: int = (yield state.carrier, HostSizes()).free
+    if free < pages * page:
+        yield from evict_host(state, state.carrier, pages * page - free, spare)
+        free = (yield state.carrier, HostSizes()).free
+    if free < pages * page:
+        # Less room than there is to fetch: what needs the end of the key would lack it.
+        pages = free // page if len(report.parts) <= 1 else 0
+    if not pages or pages * page < tiers.storage.prefetch_threshold:
+        tiers.counters.prefetch_dropped += 1
+        yield from _over(state, tiers, job, 0)
+        return
+    for cell in state.cells:
+        wanted = pages if cell is state.carrier else report.parts.get(cell.name, 0)
+        if not wanted:
+            continue
+        reply = yield cell, ReserveHost(wanted, job.number)
+        if isinstance(reply, Shortage):
+            yield from evict_host(state, cell, reply.wanted - reply.sizes.free, spare)
+            reply = yield cell, ReserveHost(wanted, job.number)
+        if isinstance(reply, Shortage):
+            tiers.counters.prefetch_dropped += 1
+            yield state.all(ReleaseHost(taken))
+            yield from _over(state, tiers, job, 0)
+            return
+        taken[cell.name] = reply
+    job.slots = taken
+    job.pages = pages
+    job.report = None
+    tiers.tell(StartFetch(job.number, job.begin // page + pages, taken))
+
+
+def end_fetch(state: State, job: Job, report: FetchDone) -> Generator[Any, Any, None]:
+    """Make nodes of what has arrived; give back the slots of what has not."""
+    tiers = state.tiers
+    assert tiers is not None
+    page = state.page_size
+    pages = min(report.pages, job.pages)
+    if len(job.slots) > 1 and pages < job.pages:
+        pages = 0
+    anchor = job.pinned[-1] if job.pinned else None
+    if job.dropped or not pages:
+        if not job.dropped and not job.stop:
+            tiers.counters.prefetch_misses += 1
+        yield state.all(ReleaseHost(job.slots))
+        yield from _over(state, tiers, job, 0)
+        return
+    if anchor is not None and not anchor.tiers & ON_HOST:
+        if _is_backed_up_soon(anchor):
+            # It may be that the copy of what comes before is still on its way.
+            return
+        tiers.counters.prefetch_dropped += 1
+        yield state.all(ReleaseHost(job.slots))
+        yield from _over(state, tiers, job, 0)
+        return
+    brought = yield from _attach(state, tiers, job, report, pages * page)
+    yield from _over(state, tiers, job, brought)
+
+
+def _is_backed_up_soon(anchor: Node) -> bool:
+    at: Node | None = anchor
+    while at is not None and at.parent is not None and not at.tiers & ON_HOST:
+        if not at.job & ~FAILED:
+            return False
+        at = at.parent
+    return True
+
+
+def _attach(
+    state: State, tiers: TierState, job: Job, report: FetchDone, units: int
+) -> Generator[Any, Any, int]:
+    """Add nodes for the fetched units that the tree still lacks; return how many those are."""
+    page = state.page_size
+    key = job.key.prefix(job.begin + units)
+    walk = state.tree.walk(key)
+    have = walk.matched
+    last: Node = walk.last
+    fits = walk.inside is None or walk.inside.tiers & ON_HOST
+    at: Node = walk.inside if walk.inside is not None else last
+    fits = bool(fits) and (at.parent is None or bool(at.tiers & ON_HOST))
+    if have >= walk.limit or have < job.begin or not fits:
+        # All of it came another way meanwhile, or what it would hang on to is gone.
+        yield state.all(ReleaseHost(job.slots))
+        return 0
+    splits = (state.split_inside(walk),) if walk.inside is not None else ()
+    last = walk.last
+    windows = [trait.name for trait in state.traits if trait.reach is not None]
+    borders = {walk.limit - len(job.slots[name]) for name in windows if name in job.slots}
+    ends = sorted(depth for depth in borders if have < depth < walk.limit)
+    nodes: list[Node] = []
+    node = last
+    begin = have
+    for end in (*ends, walk.limit):
+        node = state.tree.add_leaf(node, walk, begin, end)
+        node.tiers = ON_HOST | IN_STORAGE
+        state.ghosts.revive(node)
+        first, stop = begin // page * HASH_BYTES, end // page * HASH_BYTES
+        node.hashes = report.hashes[first:stop]
+        nodes.append(node)
+        begin = end
+    mine: dict[str, Slots] = {}
+    rest: dict[str, Slots] = {}
+    digests: dict[str, Any] = {}
+    fresh = walk.limit - have
+    for name, slots in job.slots.items():
+        # The carrier's are those of all units fetched; a window's, of the last of them.
+        stop = units if name == state.carrier.name else len(slots)
+        start = max(stop - fresh, 0) if name == state.carrier.name or name in windows else 0
+        mine[name] = slots[start:stop]
+        if start or stop < len(slots):
+            rest[name] = np.concatenate((slots[:start], slots[stop:]))
+        known = report.digests.get(name)
+        if known is not None and len(known):
+            # Those that did not arrive have none: the carrier's last ones may be missing.
+            each = page if name == state.carrier.name or name in windows else 1
+            digests[name] = known[start // each : stop // each]
+    if rest:
+        yield state.all(ReleaseHost(rest))
+    yield state.all(CommitFetch(nodes, splits, mine, digests))
+    state.touch(state.path_to(node), walk.limit)
+    tiers.counters.prefetched_units += walk.limit - have
+    return walk.limit - have
+
+
+def _over(state: State, tiers: TierState, job: Job, brought: int) -> Generator[Any, Any, None]:
+    if job.pinned:
+        yield state.all(UnpinHost(list(job.pinned)))
+    tiers.jobs.remove(job)
+    record = tiers.fetches.get(job.number)
+    if record is not None:
+        record.brought = brought
+        record.over = True
+        if job.dropped:
+            del tiers.fetches[job.number]
+    tiers.let_in(WAIT_FOR_JOB)
+
+
+def wait_fetch(state: State, p: WaitFetch) -> Any:
+    """Return what a fetch has brought, once it is over."""
+    tiers = state.tiers
+    record = tiers.fetches.get(p.number) if tiers is not None else None
+    if record is None:
+        return 0
+    return record.brought if record.over else WAIT_FOR_JOB
+
+
+def end_early(state: State, p: EndFetch) -> None:
+    """Stop a fetch: keep what has arrived, or nothing."""
+    tiers = state.tiers
+    if tiers is None:
+        return
+    record = tiers.fetches.get(p.number)
+    if record is not None and record.over and not p.keep:
+        del tiers.fetches[p.number]
+        return
+    stop_fetch(tiers, p.number, p.keep)
+
+
+def stop_fetch(tiers: TierState, number: int, keep: bool) -> None:
+    """Have a fetch end soon; its slots go back when nobody writes to them any more."""
+    job = tiers.jobs.get(number)
+    if job is None or (job.stop and keep) or job.dropped:
+        return
+    job.stop = True
+    job.dropped = not keep
+    tiers.tell(StopFetch(number))
+
+
+def forget_fetches(tiers: TierState, rid: str) -> None:
+    """Give up the fetches of a request that is gone."""
+    for number, record in list(tiers.fetches.items()):
+        if record.rid != rid:
+            continue
+        if record.over:
+            del tiers.fetches[number]
+        else:
+            stop_fetch(tiers, number, keep=False)

@@ -1,0 +1,231 @@
+"""How a load ends: attached, or failed without harm; and what becomes of damaged host copies."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from radixtide.actors.actor import Conversation
+from radixtide.actors.calls import UndoMatch
+from radixtide.actors.envelope import WAIT_FOR_JOB
+from radixtide.actors.jobs import LOAD, Job
+from radixtide.actors.ledger import Entry
+from radixtide.actors.messages import LockSplit, Unlock
+from radixtide.actors.op_backup import drop_host
+from radixtide.actors.op_load import CloseLoad, UndoLoad, WaitLoad
+from radixtide.actors.op_match import undo_match
+from radixtide.actors.state import State
+from radixtide.actors.tier_messages import CopyDone, EndLoad, EvictHost, UnpinHost
+from radixtide.actors.tier_state import LoadRecord, TierState
+from radixtide.tree.node import FAILED, ON_DEVICE, ON_HOST, QUEUED, Node
+
+
+def end_loads(state: State) -> Generator[Any, Any, None]:
+    """End the loads that are over, parents before their children."""
+    tiers = state.tiers
+    assert tiers is not None
+    ended = True
+    while ended:
+        ended = False
+        for job in list(tiers.jobs):
+            if job.kind == LOAD and job.report is not None and _may_end(tiers, job):
+                yield from _end_load(state, tiers, job)
+                ended = True
+    tiers.let_in(WAIT_FOR_JOB)
+
+
+def _may_end(tiers: TierState, job: Job) -> bool:
+    """Return whether no load of a parent is still under way, and no request stands on it."""
+    if job.attempts:
+        return not any(record.failed and record.rid for record in _users(tiers, job))
+    inside = set(job.nodes)
+    for node in job.nodes:
+        parent = node.parent
+        assert parent is not None
+        if parent in inside or parent.tiers & ON_DEVICE or parent.parent is None:
+            continue
+        if any(other.kind == LOAD and not other.attempts for other in tiers.jobs.of(parent)):
+            return False
+    return True
+
+
+def _users(tiers: TierState, job: Job) -> list[LoadRecord]:
+    return [record for record in tiers.loads.values() if job.number in record.jobs]
+
+
+def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, None]:
+    report: CopyDone = job.report
+    nodes = list(job.nodes)
+    inside = set(nodes)
+    keep = report.ok and not job.attempts
+    for node in nodes:
+        parent = node.parent
+        assert parent is not None
+        above = parent in inside or parent.parent is None or parent.tiers & ON_DEVICE
+        keep = keep and bool(above)
+    if not keep and not job.attempts:
+        tiers.counters.loads_failed += 1
+        if (yield from _shrink_users(state, tiers, job)):
+            # A request has gone on with these slots: they are nobody's until it is done.
+            job.attempts = 1
+            return
+    yield state.all(EndLoad(nodes, keep))
+    yield state.all(UnpinHost(list(job.pinned)))
+    assert job.lock is not None
+    lock, records = job.lock
+    yield state.all(Unlock(lock, records))
+    tiers.jobs.remove(job)
+    if keep:
+        tiers.counters.load_units += job.units
+        for node in nodes:
+            node.tiers |= ON_DEVICE
+    elif report.bad:
+        tiers.counters.bad_pages += sum(len(pages) for pages in report.bad.values())
+        tiers.condemned.update(_damaged(job, report, nodes))
+    yield from purge(state)
+
+
+def _damaged(job: Job, report: CopyDone, nodes: list[Node]) -> list[Node]:
+    """Return the first node of which a page was not what it should be."""
+    depths = [
+        job.depths[name][page]
+        for name, pages in report.bad.items()
+        for page in pages
+        if page < len(job.depths.get(name, ()))
+    ]
+    first = min(depths, default=nodes[0].end)
+    return [node for node in nodes if node.end >= first][:1]
+
+
+def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, bool]:
+    """Let all who wait for `job` have the device part; return whether one has gone on without."""
+    gone_on = False
+    for record in _users(tiers, job):
+        if record.failed:
+            continue
+        record.failed = True
+        node = record.node
+        while node.parent is not None and not node.tiers & ON_DEVICE:
+            node = node.parent
+        record.length = node.end
+        held = state.receipts.get(record.receipt)
+        if held is None:
+            continue
+        entry = _entry_of(state, record)
+        if entry is not None and entry.allocated:
+            entry.spoiled = True
+            gone_on = True
+            continue
+        fresh: list[Any] = []
+        if node.parent is not None:
+            fresh = yield state.all(LockSplit(node, state.make_borders(node)))
+        yield state.all(Unlock(held.node, held.records))
+        held.node, held.records = node, fresh
+        record.node = node
+        if entry is not None:
+            entry.node = node
+            entry.protected = node.end
+            req = entry.req
+            req.prefix_indices = entry.indices(state.rows, node.end)
+            req.last_node = state.handle(node)
+            req.cache_protected_len = node.end
+    return gone_on
+
+
+def _entry_of(state: State, record: LoadRecord) -> Entry | None:
+    for entry in state.ledger.entries():
+        if entry.receipt == record.receipt:
+            return entry
+    return None
+
+
+def wait_load(state: State, p: WaitLoad) -> Any:
+    """Return how much is on the device, and whether the load failed, once that is known."""
+    tiers = state.tiers
+    record = tiers.loads.get(p.number) if tiers is not None else None
+    if tiers is None or record is None:
+        return 0, True
+    for number in record.jobs:
+        job = tiers.jobs.get(number)
+        if job is not None and not job.attempts:
+            return WAIT_FOR_JOB
+    return record.length, record.failed
+
+
+def close_load(state: State, p: CloseLoad) -> Conversation:
+    """Release what a load_back holds, unless a request took it. Idempotent."""
+    tiers = state.tiers
+    record = tiers.loads.pop(p.number, None) if tiers is not None else None
+    if record is None:
+        return
+    held = state.receipts.get(record.receipt)
+    if held is None or held.rid is not None:
+        return
+    del state.receipts[record.receipt]
+    if held.node.parent is not None:
+        yield state.all(Unlock(held.node, held.records))
+
+
+def undo_load(state: State, p: UndoLoad) -> Conversation:
+    """Release what a load holds whose caller went away; the copy goes on, for others to use."""
+    if state.tiers is not None:
+        state.tiers.loads.pop(p.number, None)
+    yield from undo_match(state, UndoMatch(p.receipt, p.req))
+
+
+def forget_loads(state: State, rid: str) -> Generator[Any, Any, None]:
+    """Forget the loads of a request that is done; what failed under it can end now."""
+    tiers = state.tiers
+    if tiers is None:
+        return
+    numbers = [number for number, record in tiers.loads.items() if record.rid == rid]
+    for number in numbers:
+        del tiers.loads[number]
+    if numbers:
+        yield from end_loads(state)
+
+
+def purge(state: State) -> Generator[Any, Any, None]:
+    """Drop damaged host copies, and all below them, as far as nobody uses them."""
+    tiers = state.tiers
+    assert tiers is not None
+    if not tiers.condemned:
+        return
+    used = _used(state, tiers)
+    for node in sorted(tiers.condemned, key=lambda one: -one.end):
+        if node.parent is None or not node.tiers & ON_HOST:
+            tiers.condemned.discard(node)
+            continue
+        below = _on_host_below(node)
+        if any(one.id in used or one.job & ~(QUEUED | FAILED) for one in below):
+            continue
+        yield state.all(EvictHost(below))
+        drop_host(state, below)
+        tiers.condemned.discard(node)
+
+
+def _used(state: State, tiers: TierState) -> set[int]:
+    """Return the ids of nodes that are not to vanish: locked ones, those above, those of jobs."""
+    used: set[int] = set()
+    nodes = [held.node for held in state.receipts.values()]
+    nodes.extend(state.pins.nodes())
+    nodes.extend(node for job in tiers.jobs for node in (*job.nodes, *job.pinned))
+    for node in nodes:
+        at: Node | None = node
+        while at is not None and at.id not in used:
+            used.add(at.id)
+            at = at.parent
+    return used
+
+
+def _on_host_below(node: Node) -> list[Node]:
+    """Return `node` and what is on the host below it, children before their parents."""
+    found: list[Node] = []
+    stack = [node]
+    while stack:
+        at = stack.pop()
+        if at.tiers & ON_HOST:
+            found.append(at)
+            stack.extend(at.children.values())
+    found.reverse()
+    return found

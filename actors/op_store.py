@@ -1,0 +1,111 @@
+"""Stores: write what the host has to storage, parents before children."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from radixtide.actors.jobs import STORE, Job
+from radixtide.actors.state import State
+from radixtide.actors.tier_messages import (
+    HostSlots,
+    NoteStored,
+    PinHost,
+    StartStore,
+    StoreDone,
+    UnpinHost,
+)
+from radixtide.actors.tier_state import TierState
+from radixtide.tiers.page_hash import namespace_seed
+from radixtide.tree.key import namespace_parts
+from radixtide.tree.node import HASH_BYTES, IN_STORAGE, ON_HOST, STORING, Node
+
+
+def begin_stores(state: State) -> Generator[Any, Any, None]:
+    """Begin to write what waits for it, within the limit of what may be on its way."""
+    tiers = state.tiers
+    assert tiers is not None and tiers.storage is not None
+    while tiers.to_store and tiers.jobs.count(STORE) < tiers.storage.queue_max:
+        node = tiers.to_store.popleft()
+        if not tiers.storing or node.parent is None or not node.tiers & ON_HOST:
+            _give_up(tiers, [node])
+            continue
+        if node.tiers & IN_STORAGE or node.job & STORING:
+            continue
+        parent = node.parent
+        if parent.parent is not None and not parent.tiers & IN_STORAGE:
+            if not _is_coming(tiers, parent):
+                tiers.to_store.appendleft(node)
+                tiers.to_store.appendleft(parent)
+                continue
+            tiers.after_parent.setdefault(parent.id, []).append(node)
+            continue
+        yield from _start(state, tiers, node)
+
+
+def _is_coming(tiers: TierState, parent: Node) -> bool:
+    """Return whether `parent` is being stored or waits for its own parent."""
+    return bool(parent.job & STORING) or any(
+        parent in waiting for waiting in tiers.after_parent.values()
+    )
+
+
+def _start(state: State, tiers: TierState, node: Node) -> Generator[Any, Any, None]:
+    parts = yield state.all(HostSlots([node]))
+    yield state.all(PinHost([node]))
+    number = state.ledger.next_holder()
+    job = Job(number, STORE, [node], [node], node.length)
+    tiers.jobs.add(job)
+    parent = node.parent
+    assert parent is not None
+    if parent.parent is None:
+        namespace = node.edge[: len(node.edge) - state.tree.edge_bytes]
+        previous = namespace_seed(*namespace_parts(namespace))
+    else:
+        previous = parent.hashes[-HASH_BYTES:]
+    items = {
+        cell.name: (slots, digests)
+        for cell, ((slots, digests),) in zip(state.cells, parts, strict=True)
+        if len(slots)
+    }
+    tiers.tell(StartStore(number, node.piece, previous, items))
+
+
+def end_store(state: State, job: Job, report: StoreDone) -> Generator[Any, Any, None]:
+    """Note what is stored. What is not is given up, and with it what was to follow."""
+    tiers = state.tiers
+    assert tiers is not None
+    nodes = list(job.nodes)
+    page = state.page_size
+    at = 0
+    stored: list[Node] = []
+    for node in nodes:
+        pages = node.length // page
+        hashes = report.hashes[at * HASH_BYTES : (at + pages) * HASH_BYTES]
+        at += pages
+        if len(hashes) == pages * HASH_BYTES:
+            node.hashes = hashes
+        if at <= report.pages:
+            node.tiers |= IN_STORAGE
+            stored.append(node)
+    if stored:
+        yield state.all(NoteStored(stored))
+    yield state.all(UnpinHost(list(job.pinned)))
+    tiers.jobs.remove(job)
+    tiers.counters.stored_nodes += len(stored)
+    tiers.counters.stored_pages += report.pages
+    failed = len(stored) < len(nodes)
+    tiers.counters.store_failures += failed
+    for node in nodes:
+        waiting = tiers.after_parent.pop(node.id, [])
+        if node.tiers & IN_STORAGE:
+            tiers.to_store.extendleft(reversed(waiting))
+        else:
+            _give_up(tiers, waiting)
+
+
+def _give_up(tiers: TierState, nodes: list[Node]) -> None:
+    """Let `nodes`, and what waits for them, be stored when they are next backed up or asked for."""
+    while nodes:
+        node = nodes.pop()
+        nodes.extend(tiers.after_parent.pop(node.id, []))

@@ -1,0 +1,183 @@
+"""Operations on the tiers as a whole: what waits, what is over, drain, flush, steps of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from radixtide.actors.actor import Conversation
+from radixtide.actors.calls import Call
+from radixtide.actors.cascade import evict_one
+from radixtide.actors.envelope import WAIT_FOR_IDLE, WAIT_FOR_JOB
+from radixtide.actors.jobs import BACKUP, FETCH, STORE, Job
+from radixtide.actors.messages import GetSizes
+from radixtide.actors.op_backup import begin_backups, end_backup, evict_host
+from radixtide.actors.op_fetch import end_fetch, found, stop_fetch
+from radixtide.actors.op_load_end import end_loads, purge
+from radixtide.actors.op_store import begin_stores, end_store
+from radixtide.actors.state import State
+from radixtide.actors.tier_messages import (
+    Found,
+    HostSizes,
+    NoteStored,
+    Report,
+    UseStorage,
+)
+from radixtide.actors.tier_state import TierState
+from radixtide.configs.errors import Busy, InvalidInput
+from radixtide.configs.schema import StorageConfig
+from radixtide.tree.node import IN_STORAGE, ON_HOST
+
+TIERS = ("device", "host", "storage")
+
+
+class Pump(Call, frozen=True, tag=True, gc=False):
+    """Begin what waits. Reply: None."""
+
+
+class Drain(Call, frozen=True, tag=True, gc=False):
+    """Wait until nothing moves and nothing waits to. Reply: None."""
+
+
+class Flush(Call, frozen=True, tag=True, gc=False):
+    """Drop what is on a tier and not held there. Reply: slots of the carrier, or pages."""
+
+    tier: str
+
+
+class SetStorage(Call, frozen=True, tag=True, gc=False):
+    """Attach a storage that is open, or (None) detach the one there is. Reply: None."""
+
+    config: StorageConfig | None
+    storage: Any
+
+
+def pump(state: State, p: Pump) -> Conversation:
+    """Begin the backups and stores that wait."""
+    tiers = state.tiers
+    if tiers is None:
+        return
+    tiers.waking = False
+    if not tiers.together:
+        yield from begin_backups(state)
+    if tiers.storing:
+        yield from begin_stores(state)
+    elif tiers.to_store or tiers.after_parent:
+        tiers.to_store.clear()
+        tiers.after_parent.clear()
+    yield from purge(state)
+    if tiers.idle:
+        tiers.let_in(WAIT_FOR_IDLE)
+
+
+def report(state: State, p: Report) -> Conversation:
+    """Take a report of the tiering actor. What is reported again finds nothing to do."""
+    tiers = state.tiers
+    job = tiers.jobs.get(p.job) if tiers is not None else None
+    if tiers is None or job is None or job.report is not None:
+        return
+    job.report = p
+    if not tiers.together:
+        yield from end_what_is_over(state, tiers)
+
+
+def end_what_is_over(state: State, tiers: TierState) -> Generator[Any, Any, None]:
+    """End jobs that have a report, and begin what they made room for.
+
+    Backups end in the order in which they began, so that a parent's copy is there before a child's.
+    """
+    for job in [job for job in tiers.jobs if job.kind == BACKUP]:
+        if job.report is None:
+            break
+        yield from end_backup(state, job, job.report)
+    for job in [job for job in tiers.jobs if job.kind == FETCH and job.report is not None]:
+        yield from _end_fetch(state, job)
+    for job in [job for job in tiers.jobs if job.kind == STORE and job.report is not None]:
+        yield from end_store(state, job, job.report)
+    yield from end_loads(state)
+    tiers.let_in(WAIT_FOR_JOB)
+    yield from pump(state, Pump())
+
+
+def _end_fetch(state: State, job: Job) -> Generator[Any, Any, None]:
+    if isinstance(job.report, Found):
+        found_there, job.report = job.report, None
+        yield from found(state, job, found_there)
+    else:
+        yield from end_fetch(state, job, job.report)
+
+
+def drain(state: State, p: Drain) -> Any:
+    """Wait until no transfer is under way or waits."""
+    tiers = state.tiers
+    if tiers is None or tiers.idle:
+        return None
+    return WAIT_FOR_IDLE
+
+
+def flush(state: State, p: Flush) -> Conversation:
+    """Drop what is on one tier and not held. Raises Busy while transfers use it."""
+    tiers = state.tiers
+    if p.tier not in TIERS:
+        raise InvalidInput(f"tier {p.tier!r} is none of {', '.join(TIERS)}")
+    if p.tier == "device":
+        sizes = yield state.carrier, GetSizes()
+        freed = yield from evict_one(state, state.carrier, sizes.evictable)
+        return freed.get(state.carrier.name, 0)
+    if tiers is None:
+        return 0
+    if not tiers.idle:
+        kinds = sorted({job.kind for job in tiers.jobs})
+        raise Busy(
+            f"flush of {p.tier} refused: {len(tiers.jobs)} transfers ({', '.join(kinds) or 'none'})"
+            f" are under way and {len(tiers.backlog)} nodes wait; give it a timeout, or drain first"
+        )
+    if p.tier == "host":
+        before = yield state.carrier, HostSizes()
+        yield from evict_host(state, state.carrier, before.size)
+        after = yield state.carrier, HostSizes()
+        return after.free - before.free
+    if not tiers.storing:
+        return 0
+    return (yield from _clear_storage(state, tiers))
+
+
+def _clear_storage(state: State, tiers: TierState) -> Generator[Any, Any, int]:
+    """Note that nothing is in storage any more; the clearing itself is the face's to await."""
+    known = [node for node in state.tree if node.tiers & IN_STORAGE]
+    yield state.all(NoteStored(known, stored=False))
+    for node in known:
+        node.tiers &= ~IN_STORAGE
+    return sum(node.length for node in known) // state.page_size
+
+
+def set_storage(state: State, p: SetStorage) -> Conversation:
+    """Use a storage from now on, or none, while serving goes on.
+
+    What the host has is written to a new storage; what was known of the old one is forgotten.
+    """
+    tiers = state.tiers
+    if tiers is None:
+        raise InvalidInput("a storage needs a host tier: give the config a [host] table")
+    busy = tiers.jobs.count(STORE) + tiers.jobs.count(FETCH)
+    tiers.storing = False
+    tiers.to_store.clear()
+    tiers.after_parent.clear()
+    for job in tiers.jobs:
+        if job.kind == FETCH:
+            stop_fetch(tiers, job.number, keep=False)
+    if busy:
+        return WAIT_FOR_JOB
+    known = [node for node in state.tree if node.tiers & IN_STORAGE or node.hashes]
+    for node in known:
+        node.tiers &= ~IN_STORAGE
+        node.hashes = b""
+    yield state.all(NoteStored(known, stored=False))
+    tiers.tell(UseStorage(p.storage))
+    if p.storage is not None:
+        tiers.storage = p.config
+        tiers.storing = True
+        for node in state.tree:
+            if node.tiers & ON_HOST:
+                tiers.queue_store(node)
+    return None

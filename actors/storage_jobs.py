@@ -1,0 +1,274 @@
+"""What the tiering actor does with storage: write a node, look a key up, read its pages.
+
+Nothing here raises but cancellation: a store that fails or is slow (it is guarded by a circuit
+breaker) has stored nothing, or has nothing. Hashing and the copying of pages are done in worker
+threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from radixtide.actors.tier_messages import (
+    FetchDone,
+    Found,
+    Lookup,
+    StartFetch,
+    StartStore,
+    StoreDone,
+)
+from radixtide.components.api import Slots
+from radixtide.configs.schema import StorageConfig
+from radixtide.tiers.host_pool import HostPool
+from radixtide.tiers.page_hash import HASH_BYTES, page_hashes
+from radixtide.tiers.storage.base import PageKey
+from radixtide.tiers.storage.breaker import Guarded
+
+Bytes = npt.NDArray[np.uint8]
+
+ATTEMPTS = 2
+"""Times that a node is written before it is given up."""
+AT_ONCE = 8
+"""Calls to the store that run beside each other."""
+
+
+class StoredPool(msgspec.Struct, frozen=True):
+    """One component's pages in storage.
+
+    ``window``: how many of the last pages of a key it wants, None for all. ``exact``: whether what
+    it has is good at exactly one length (a state).
+    """
+
+    name: str
+    host: HostPool
+    window: int | None
+    exact: bool
+
+
+class _Chain(msgspec.Struct):
+    """A key that was looked up: the names of its pages, and whether its fetch is to stop."""
+
+    hashes: bytes
+    skip: int
+    stop: bool = False
+
+
+class StorageJobs:
+    """Work on one store. The first of `pools` is the carrier's.
+
+    Args:
+        store: guarded; opened by whoever made it, closed here.
+        identity: whose bytes these are.
+        page_size: units a page.
+        bigram: unit kind of the keys.
+    """
+
+    def __init__(
+        self,
+        store: Guarded,
+        config: StorageConfig,
+        pools: Sequence[StoredPool],
+        identity: str,
+        page_size: int,
+        bigram: bool,
+    ) -> None:
+        self.backend = store
+        self.config = config
+        self.pools = list(pools)
+        self.identity = identity
+        self.page_size = page_size
+        self.bigram = bigram
+        self._chains: dict[int, _Chain] = {}
+        self._limit = asyncio.Semaphore(AT_ONCE)
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        await self.backend.close()
+
+    def stop(self, job: int) -> None:
+        """Have the fetch of `job` end with what it has."""
+        chain = self._chains.get(job)
+        if chain is not None:
+            chain.stop = True
+
+    # -- store ----------------------------------------------------------------------
+
+    async def store(self, m: StartStore) -> StoreDone:
+        """Write the pages of a node, all components' together. Reports how many are stored."""
+        async with self._limit:
+            hashes = await asyncio.to_thread(
+                page_hashes, m.raw, self.page_size, self.bigram, m.previous
+            )
+            keys, sources, digests, owner = await asyncio.to_thread(self._gather, m, hashes)
+            pages = len(hashes) // HASH_BYTES
+            stored = 0
+            for _ in range(ATTEMPTS):
+                done = await self.backend.put_from(keys, sources, digests)
+                stored = _leading(done, owner, pages)
+                if stored == pages:
+                    break
+        return StoreDone(m.job, stored, hashes)
+
+    def _gather(
+        self, m: StartStore, hashes: bytes
+    ) -> tuple[list[PageKey], list[memoryview], Any, list[int]]:
+        """Read a node's pages from the host. Returns names, bytes, digests, and page numbers."""
+        pages = len(hashes) // HASH_BYTES
+        keys: list[PageKey] = []
+        sources: list[memoryview] = []
+        owner: list[int] = []
+        known: list[Any] = []
+        names = self._names(hashes, m.previous)
+        for pool in self.pools:
+            if pool.name not in m.items:
+                continue
+            slots, digests = m.items[pool.name]
+            host = slots[:: pool.host.page_size] // pool.host.page_size
+            data = np.empty((len(host), pool.host.page_bytes), dtype=np.uint8)
+            pool.host.read_pages(host, data)
+            first = pages - len(host)
+            for at in range(len(host)):
+                chain, parent = names[first + at]
+                keys.append(PageKey(chain, parent, pool.name))
+                sources.append(memoryview(data[at]))
+                owner.append(first + at)
+            known.append(digests if digests is not None else pool.host.digests(host))
+        order = sorted(range(len(keys)), key=owner.__getitem__)
+        digests = np.concatenate(known) if known else np.empty(0, dtype=np.uint64)
+        return (
+            [keys[at] for at in order],
+            [sources[at] for at in order],
+            digests[order],
+            [owner[at] for at in order],
+        )
+
+    def _names(self, hashes: bytes, previous: bytes | None) -> list[tuple[str, str | None]]:
+        """Return (chain, parent's chain) of each page."""
+        found: list[tuple[str, str | None]] = []
+        last = None if previous is None else f"{previous.hex()}-{self.identity}"
+        for at in range(0, len(hashes), HASH_BYTES):
+            chain = f"{hashes[at : at + HASH_BYTES].hex()}-{self.identity}"
+            found.append((chain, last))
+            last = chain
+        return found
+
+    # -- fetch ----------------------------------------------------------------------
+
+    async def lookup(self, m: Lookup) -> Found:
+        """Say how long a prefix of a key is stored, with all that its end needs."""
+        async with self._limit:
+            hashes = await asyncio.to_thread(
+                page_hashes, m.raw, self.page_size, self.bigram, m.seed
+            )
+            self._chains[m.job] = _Chain(hashes, m.skip)
+            names = self._names(hashes, m.seed)
+            carrier = self.pools[0]
+            there = await self._exist(names, carrier.name, m.skip)
+            pages = m.skip
+            for one in there:
+                if not one:
+                    break
+                pages += 1
+            others: dict[str, list[bool]] = {}
+            for pool in self.pools[1:]:
+                others[pool.name] = await self._exist(names[:pages], pool.name, m.skip)
+            pages = self._longest(pages, m.skip, others)
+        if pages <= m.skip:
+            self._chains.pop(m.job, None)
+            return Found(m.job, m.skip, {})
+        return Found(m.job, pages, self._parts(pages, m.skip))
+
+    async def _exist(self, names: list[tuple[str, str | None]], pool: str, skip: int) -> list[bool]:
+        found: list[bool] = []
+        batch = self.config.batch_pages
+        for at in range(skip, len(names), batch):
+            keys = [PageKey(chain, parent, pool) for chain, parent in names[at : at + batch]]
+            found.extend(await self.backend.exists(keys))
+            if not found[-1] and pool == self.pools[0].name:
+                break
+        return found
+
+    def _longest(self, pages: int, skip: int, others: dict[str, list[bool]]) -> int:
+        """Return the longest length up to `pages` whose end every component can go on from."""
+        for length in range(pages, skip, -1):
+            fits = True
+            for pool in self.pools[1:]:
+                there = others[pool.name]
+                wanted = self._wanted(pool, length, skip)
+                fits = fits and all(there[length - skip - wanted : length - skip])
+            if fits:
+                return length
+        return skip
+
+    def _wanted(self, pool: StoredPool, length: int, skip: int) -> int:
+        """Return how many of the last fetched pages `pool` has to have."""
+        if pool.exact:
+            return 1
+        return length - skip if pool.window is None else min(pool.window, length - skip)
+
+    def _parts(self, pages: int, skip: int) -> dict[str, int]:
+        return {pool.name: self._wanted(pool, pages, skip) for pool in self.pools}
+
+    async def fetch(self, m: StartFetch) -> FetchDone:
+        """Read pages into host slots, what every component needs of the end first."""
+        chain = self._chains[m.job]
+        try:
+            async with self._limit:
+                return await self._fetch(m, chain)
+        finally:
+            self._chains.pop(m.job, None)
+
+    async def _fetch(self, m: StartFetch, chain: _Chain) -> FetchDone:
+        names = self._names(chain.hashes, None)
+        digests: dict[str, Any] = {}
+        wanted = m.pages - chain.skip
+        arrived = wanted
+        for pool in reversed(self.pools):
+            slots = m.slots.get(pool.name)
+            if slots is None:
+                continue
+            first = m.pages - len(slots) // pool.host.page_size
+            got, known = await self._read(pool, slots, names[first : m.pages], chain)
+            digests[pool.name] = known
+            if got < len(known):
+                arrived = min(arrived, got) if pool is self.pools[0] else 0
+            if not arrived:
+                break
+        hashes = chain.hashes[: m.pages * HASH_BYTES]
+        return FetchDone(m.job, arrived, digests, hashes)
+
+    async def _read(
+        self, pool: StoredPool, slots: Slots, names: list[tuple[str, str | None]], chain: _Chain
+    ) -> tuple[int, Any]:
+        """Read pages in order; return how many leading ones came, and the digests of all."""
+        host = slots[:: pool.host.page_size] // pool.host.page_size
+        known = np.zeros(len(names), dtype=np.uint64)
+        batch = self.config.batch_pages
+        got = 0
+        for at in range(0, len(names), batch):
+            if chain.stop:
+                break
+            part = names[at : at + batch]
+            keys = [PageKey(name, parent, pool.name) for name, parent in part]
+            data = np.empty((len(part), pool.host.page_bytes), dtype=np.uint8)
+            views = [data[place].data for place in range(len(part))]
+            there = await self.backend.get_into(keys, views, known[at : at + batch])
+            good = there.index(False) if False in there else len(there)
+            if good:
+                await asyncio.to_thread(pool.host.write_pages, host[at : at + good], data[:good])
+            got += good
+            if good < len(part):
+                break
+        return got, known
+
+
+def _leading(done: Sequence[bool], owner: Sequence[int], pages: int) -> int:
+    """Return how many leading pages are stored with all that belongs to them."""
+    failed = [page for page, there in zip(owner, done, strict=True) if not there]
+    return min(failed, default=pages)

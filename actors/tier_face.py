@@ -1,0 +1,122 @@
+"""The part of the cache's face that is about the tiers below the device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import anyio
+
+from radixtide.actors.life import CacheLife
+from radixtide.actors.op_fetch import PrefetchCall
+from radixtide.actors.op_load import LoadBackCall
+from radixtide.actors.op_tiers import TIERS, Drain, Flush, SetStorage
+from radixtide.actors.tier_handles import LoadBack, Prefetch
+from radixtide.components.api import MatchResult
+from radixtide.components.checks import as_seconds, check_request, expect
+from radixtide.components.request import Request
+from radixtide.configs.errors import Busy, InvalidInput
+from radixtide.configs.schema import StorageConfig
+from radixtide.tree.key import RadixKey
+
+
+class TieredCache(CacheLife):
+    """Loads, fetches, and what concerns host and storage as a whole."""
+
+    async def load_back(
+        self, match: MatchResult, req: Request | None = None, *, timeout: float | None = None
+    ) -> LoadBack:
+        """Begin to bring what `match` found on the host to the device; lock all of it.
+
+        Looks again, as things may have changed since the match: the handle may be shorter than the
+        match, down to its device part, when there is no room, too little to gain
+        (``host.load_back_threshold``), or too much on its way (``host.load_back_quota``); and two
+        callers of the same nodes share one load. With `req` the request gets lock, indices and
+        ``cache_protected_len`` of the whole length at once, in place of its match's. Cost O(K + D).
+
+        Raises:
+            InvalidRequest: the request has slots already, or is in another namespace.
+            InvalidInput: the match is of a cache without a host tier.
+        """
+        expect(match, MatchResult, "match")
+        if req is not None:
+            check_request(req)
+        if match.key is None:
+            raise InvalidInput(
+                "this match is of a cache without a host tier: there is nothing to load back"
+            )
+        return LoadBack(self, await self._take(LoadBackCall(match.key, req), timeout))
+
+    async def prefetch(
+        self, key: RadixKey, req: Request | None = None, *, timeout: float | None = None
+    ) -> Prefetch:
+        """Begin to fetch what storage has of `key` and the cache has not, into the host.
+
+        Nothing is begun below ``storage.prefetch_threshold`` or without a storage; the handle then
+        has 0 pages. With `req` the end of the request ends the fetch. Cost O(K).
+        """
+        expect(key, RadixKey, "key")
+        if req is not None:
+            check_request(req)
+        started = await self._take(PrefetchCall(key, req), timeout)
+        return Prefetch(self, started, self._storage_config())
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Wait until no transfer is under way and none waits to begin. Raises CallTimeout."""
+        await self._take(Drain(), timeout)
+
+    async def flush(self, tier: str, timeout: float = 0.0) -> int:
+        """Drop what is on `tier` and held by nobody: ``device``, ``host`` or ``storage``.
+
+        What is dropped from the device stays on the host where it has a copy there. Waits up to
+        `timeout` seconds for transfers, then refuses. Returns slots of Full, or pages of storage.
+
+        Raises:
+            Busy: transfers are under way.
+        """
+        if tier not in TIERS:
+            raise InvalidInput(f"tier {tier!r} is none of {', '.join(TIERS)}")
+        seconds = as_seconds(timeout, "timeout")
+        if tier != "device" and seconds:
+            with anyio.move_on_after(seconds):
+                await self.drain(seconds + 1.0)
+        dropped: int = await self._give(Flush(tier), None)
+        store = self._tiering.storage if self._tiering is not None else None
+        if tier == "storage" and store is not None:
+            await store.backend.clear()
+        return dropped
+
+    async def attach_storage(self, config: StorageConfig, *, timeout: float | None = None) -> None:
+        """Use a storage from now on, while serving goes on; what the host has is written to it.
+
+        Raises:
+            Busy: there is a storage already; detach it first.
+            ConfigError: the URL names no storage, or its package is missing.
+        """
+        expect(config, StorageConfig, "config")
+        if self._tiering is None:
+            raise InvalidInput("a storage needs a host tier: give the config a [host] table")
+        if self._tiering.storage is not None:
+            raise Busy("a storage is attached already; detach it first")
+        storage = await self._open_storage(config)
+        try:
+            await self._give(SetStorage(config, storage), timeout)
+        except BaseException:
+            await storage.close()
+            raise
+
+    async def detach_storage(self, *, timeout: float | None = None) -> None:
+        """Use no storage any more: what is being written is finished, what is fetched given up."""
+        storage = self._tiering.storage if self._tiering is not None else None
+        if storage is None:
+            return
+        await self._give(SetStorage(None, None), timeout)
+        await storage.close()
+
+    def step(self, *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
+        """Let what other ranks have agreed to take effect; on one rank there is nothing to do."""
+        return self._step(timeout)
+
+    async def _step(self, timeout: float | None) -> None:
+        await asyncio.sleep(0)

@@ -1,0 +1,88 @@
+"""Makes what a cache's tiers consist of: host pools, the copy engine, work on a storage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from radixtide.actors.storage_jobs import StorageJobs, StoredPool
+from radixtide.components.base import TreeComponent
+from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
+from radixtide.tiers.copy_engine import CopyEngine
+from radixtide.tiers.host_pool import HostPool
+from radixtide.tiers.page_hash import Plain, identity
+from radixtide.tiers.storage.breaker import Guarded
+from radixtide.tiers.storage.open import open_storage
+
+
+def make_host_pools(
+    host: HostConfig, components: Sequence[TreeComponent], memory: dict[str, Any]
+) -> dict[str, HostPool]:
+    """Return a host pool for each component whose device pool holds bytes, by name."""
+    pools: dict[str, HostPool] = {}
+    for one in components:
+        books = one.host_allocator
+        if books is not None and memory.get(one.name) is not None:
+            pools[one.name] = HostPool(
+                memory[one.name].parts(), books.size, books.page_size, host.layout, host.pinned
+            )
+    return pools
+
+
+def make_copy_engine(
+    host: HostConfig,
+    components: Sequence[TreeComponent],
+    memory: dict[str, Any],
+    pools: dict[str, HostPool],
+    loop: asyncio.AbstractEventLoop,
+) -> CopyEngine:
+    """Return what copies between these pools; where they have no bytes, copies are modelled."""
+    from radixtide.tiers.copy_modelled import ModelledEngine
+    from radixtide.tiers.engines import make_engine
+
+    if not pools:
+        sizes = {one.name: one.bytes_per_slot() for one in components}
+        return ModelledEngine(loop, sizes, host.bandwidth)
+    ends = {name: (memory[name].parts(), pool) for name, pool in pools.items()}
+    return make_engine(ends, host.backend, host.verify)
+
+
+async def open_storage_jobs(
+    config: CacheConfig,
+    storage: StorageConfig,
+    components: Sequence[TreeComponent],
+    pools: dict[str, HostPool],
+) -> StorageJobs:
+    """Open the store that `storage` names, for the pools of this cache."""
+    stored = []
+    for one in components:
+        traits = one.traits()
+        if one.name not in pools or traits.independent:
+            continue
+        window = None if traits.reach is None else traits.reach // config.page_size
+        stored.append(StoredPool(one.name, pools[one.name], window, traits.private))
+    page = config.page_size
+    assert config.host is not None
+    geometry: Plain = {
+        pool.name: {"slots": pool.host.page_size, "pieces": pool.host.pieces} for pool in stored
+    }
+    whose = identity(
+        storage.model,
+        storage.weight_version,
+        str(config.pools.full.dtype),
+        config.host.layout,
+        page,
+        storage.rank,
+        storage.ranks,
+        geometry,
+    )
+    backend = Guarded(
+        open_storage(storage.url, max_bytes=storage.max_bytes, timeout_s=storage.timeout_s),
+        timeout_s=storage.timeout_s,
+        failures=storage.breaker_failures,
+        reset_s=storage.breaker_reset_s,
+        clock=asyncio.get_running_loop().time,
+    )
+    await backend.open()
+    return StorageJobs(backend, storage, stored, whose, page, config.bigram)

@@ -1,0 +1,179 @@
+"""What the coordinator owns of the tiers below the device: jobs, what waits, and counters."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from radixtide.actors.envelope import Sentinel
+from radixtide.actors.jobs import Backlog, JobBoard
+from radixtide.components.api import NodeHandle
+from radixtide.configs.schema import HostConfig, StorageConfig
+from radixtide.tree.node import FAILED, ON_HOST, QUEUED, Node
+
+
+class TierCounters:
+    """Totals since the start. Units are those of the tree, pages those of storage."""
+
+    __slots__ = (
+        "backed_nodes",
+        "backup_units",
+        "backups_failed",
+        "backups_refused",
+        "backups_skipped",
+        "bad_pages",
+        "demoted_nodes",
+        "dropped_unbacked",
+        "host_evicted_nodes",
+        "load_units",
+        "loads",
+        "loads_failed",
+        "loads_refused",
+        "loads_shared",
+        "prefetch_dropped",
+        "prefetch_misses",
+        "prefetched_units",
+        "prefetches",
+        "store_failures",
+        "stored_nodes",
+        "stored_pages",
+    )
+
+    def __init__(self) -> None:
+        for name in self.__slots__:
+            setattr(self, name, 0)
+
+    backed_nodes: int
+    backup_units: int
+    backups_failed: int
+    backups_refused: int
+    backups_skipped: int
+    bad_pages: int
+    demoted_nodes: int
+    dropped_unbacked: int
+    host_evicted_nodes: int
+    load_units: int
+    loads: int
+    loads_failed: int
+    loads_refused: int
+    loads_shared: int
+    prefetch_dropped: int
+    prefetch_misses: int
+    prefetched_units: int
+    prefetches: int
+    store_failures: int
+    stored_nodes: int
+    stored_pages: int
+
+    def as_dict(self) -> dict[str, int]:
+        """Return all totals by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class LoadRecord(msgspec.Struct, eq=False):
+    """What one call of ``load_back`` has: a lock on ``node``, and jobs to wait for.
+
+    ``receipt``: number of its receipt. ``rid``: the request that took it, or None. ``length``:
+    device length when all is done, or, once something failed, what is left of it.
+    """
+
+    number: int
+    node: Node
+    receipt: int
+    rid: str | None
+    length: int
+    jobs: set[int]
+    failed: bool = False
+    handle: NodeHandle | None = None
+
+
+class FetchRecord(msgspec.Struct, eq=False):
+    """What one call of ``prefetch`` waits for. ``brought``: units, once it is over."""
+
+    number: int
+    rid: str | None
+    brought: int = 0
+    over: bool = False
+
+
+class TierState:
+    """The coordinator's books of host and storage. Only its operations write it.
+
+    ``tell``: brings a message to the tiering actor. ``wake``: has the coordinator look at what
+    waits, in a turn of its own. ``let_in``: lets the calls of a line try again. ``in_line``: tells
+    whether calls stand in one.
+    """
+
+    def __init__(self, host: HostConfig, storage: StorageConfig | None, ranks: int = 1) -> None:
+        self.host = host
+        self.storage = storage
+        self.storing = False
+        self.together = ranks > 1
+        self.write_back = host.write_policy == "write_back"
+        self.threshold = host.backup_threshold
+        self.jobs = JobBoard()
+        self.backlog: Backlog = deque()
+        self.to_store: Backlog = deque()
+        self.after_parent: dict[int, list[Node]] = {}
+        self.ready: dict[int, Any] = {}
+        self.loads: dict[int, LoadRecord] = {}
+        self.fetches: dict[int, FetchRecord] = {}
+        self.condemned: set[Node] = set()
+        self.counters = TierCounters()
+        self.waking = False
+        self.next_number = 0
+        self.layers = 1
+        self.tell: Callable[[Any], None]
+        self.wake: Callable[[], None]
+        self.let_in: Callable[[Sentinel], None]
+        self.in_line: Callable[[Sentinel], bool]
+
+    def queue(self, node: Node, ready: Any = None) -> None:
+        """Let `node` wait for its backup, which begins when `ready` has happened.
+
+        The newest are left out when too many wait; they are queued when they are used again.
+        """
+        if node.tiers & ON_HOST or node.job & ~FAILED:
+            return
+        if len(self.backlog) >= self.host.backlog_max:
+            self.counters.backups_skipped += 1
+            return
+        node.job |= QUEUED
+        if ready is not None:
+            self.ready[node.id] = ready
+        self.backlog.append(node)
+        if not self.waking:
+            self.wake()
+
+    def queue_store(self, node: Node) -> None:
+        """Let `node`, which has a host copy, wait until it is written to storage."""
+        self.to_store.append(node)
+        if not self.waking:
+            self.wake()
+
+    def forget(self) -> None:
+        """Forget all nodes: the tree was reset, and no job was under way."""
+        for waiting in (self.backlog, self.to_store, self.after_parent, self.ready, self.loads):
+            waiting.clear()
+        self.fetches.clear()
+        self.condemned.clear()
+
+    def split(self, prefix: Node, suffix: Node) -> None:
+        """Follow a split: what waits for or moves the one, waits for or moves both."""
+        if suffix.job:
+            self.jobs.split(prefix, suffix)
+            if suffix.job & QUEUED:
+                self.backlog.append(prefix)
+        ready = self.ready.get(suffix.id)
+        if ready is not None:
+            self.ready[prefix.id] = ready
+        if suffix in self.condemned:
+            self.condemned.add(prefix)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing moves and nothing waits to."""
+        return not (self.jobs.jobs or self.backlog or self.to_store or self.after_parent)

@@ -1,0 +1,174 @@
+"""The tiering actor: it alone moves data between device, host memory and storage.
+
+It is told what to move and reports when that is over; it decides nothing about nodes. Copies go to
+the copy engine, which works beside the loop; storage is awaited in tasks of its own, so that no
+handler ever waits. A job's number makes what comes twice act once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from radixtide.actors.actor import Actor, Handler
+from radixtide.actors.storage_jobs import StorageJobs
+from radixtide.actors.tier_messages import (
+    CopyDone,
+    Fence,
+    Lookup,
+    StartCopy,
+    StartFetch,
+    StartStore,
+    StopFetch,
+    UseStorage,
+)
+from radixtide.tiers.copy_engine import CopyEngine, CopyJob, CopyResult
+
+REMEMBERED = 4096
+"""Jobs that are over and remembered, so that a message that comes late does not begin one anew."""
+
+
+class TieringActor(Actor):
+    """Copies, stores and fetches.
+
+    ``engine``: does the copies. ``storage``: does the rest; None: there is no storage. Both may be
+    exchanged while nothing is under way. ``report``: brings a report to the coordinator.
+    """
+
+    name = "tiering"
+
+    def __init__(self, engine: CopyEngine, storage: StorageJobs | None) -> None:
+        self.engine = engine
+        self.storage = storage
+        self.report: Callable[[Any], None]
+        self._loop: asyncio.AbstractEventLoop
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._running: set[int] = set()
+        self._over: dict[int, None] = {}
+        self._open = False
+
+    def attach(self, loop: asyncio.AbstractEventLoop, report: Callable[[Any], None]) -> None:
+        """Note the loop on which reports are made, and who gets them."""
+        self._loop = loop
+        self.report = report
+        self._open = True
+
+    def handlers(self) -> Mapping[type, Handler]:
+        """Return one handler a message."""
+        return {
+            StartCopy: self.start_copy,
+            StartStore: self.start_store,
+            Lookup: self.lookup,
+            StartFetch: self.start_fetch,
+            StopFetch: self.stop_fetch,
+            UseStorage: self.use_storage,
+            Fence: self.fence,
+        }
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs are under way."""
+        return len(self._running) + len(self._tasks)
+
+    def on_stop(self) -> None:
+        """Let nothing new begin, and nothing be reported any more."""
+        self._open = False
+
+    async def close(self) -> None:
+        """Wait until no byte moves any more; then let go of engine and storage."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self.engine.close)
+        if self.storage is not None:
+            await self.storage.close()
+            self.storage = None
+
+    # -- copies ---------------------------------------------------------------------
+
+    def start_copy(self, m: StartCopy) -> None:
+        """Hand a copy to the engine."""
+        if m.job in self._running or m.job in self._over:
+            return
+        self._running.add(m.job)
+        loop = self._loop
+
+        def on_done(result: CopyResult) -> None:
+            # Called on a thread of the engine.
+            try:
+                loop.call_soon_threadsafe(self._copied, m, result)
+            except RuntimeError:
+                # The loop is closed: nobody is left to hear of it.
+                return
+
+        job = CopyJob(m.job, m.direction, tuple(m.transfers), on_done, m.after, m.digests, m.gate)
+        try:
+            self.engine.submit(job)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the job is over
+            self._copied(m, CopyResult(m.job, False, str(error)))
+
+    def _copied(self, m: StartCopy, result: CopyResult) -> None:
+        if m.job not in self._running:
+            return
+        self._running.discard(m.job)
+        self._remember(m.job)
+        if m.gate is not None:
+            if result.ok:
+                m.gate.open_all()
+            else:
+                m.gate.fail(result.error or "the copy failed")
+        self._tell(CopyDone(m.job, result.ok, result.error, result.digests, result.bad))
+
+    def fence(self, m: Fence) -> None:
+        """Let later loads wait for an event."""
+        self.engine.fence(m.event)
+
+    # -- storage --------------------------------------------------------------------
+
+    def start_store(self, m: StartStore) -> None:
+        """Write a node."""
+        self._begin(m.job, lambda storage: storage.store(m))
+
+    def lookup(self, m: Lookup) -> None:
+        """Ask what storage has."""
+        self._begin(m.job, lambda storage: storage.lookup(m))
+
+    def start_fetch(self, m: StartFetch) -> None:
+        """Read pages."""
+        self._begin(-m.job, lambda storage: storage.fetch(m))
+
+    def stop_fetch(self, m: StopFetch) -> None:
+        """Have a fetch end with what it has."""
+        if self.storage is not None:
+            self.storage.stop(m.job)
+
+    def use_storage(self, m: UseStorage) -> None:
+        """Write to and read from another storage from now on, or none."""
+        self.storage = m.storage
+
+    def _begin(self, number: int, work: Callable[[StorageJobs], Coroutine[Any, Any, Any]]) -> None:
+        """Run `work` in a task. A fetch goes by the negative number: its lookup had the other."""
+        if number in self._tasks or number in self._over or self.storage is None:
+            return
+        storage = self.storage
+
+        async def run() -> None:
+            try:
+                report = await work(storage)
+            finally:
+                self._tasks.pop(number, None)
+            self._remember(number)
+            self._tell(report)
+
+        self._tasks[number] = self._loop.create_task(run())
+
+    def _tell(self, report: Any) -> None:
+        if self._open:
+            self.report(report)
+
+    def _remember(self, number: int) -> None:
+        self._over[number] = None
+        while len(self._over) > REMEMBERED:
+            self._over.pop(next(iter(self._over)))

@@ -1,0 +1,261 @@
+"""One file a page: written under another name, then renamed, so a page is there whole or not.
+
+Works on any file system that renames atomically, network ones too; several processes may share a
+directory. A file that a crash of the machine left torn is found when it is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import ClassVar, Final
+
+import numpy as np
+import xxhash
+
+from radixtide.tiers.storage.base import PageKey, StorageFailed, copy_bytes
+from radixtide.tiers.storage.chains import Chains
+from radixtide.tiers.storage.frame import HEAD_MAX, BadFrame, decode, encode, read_head
+from radixtide.tiers.storage.threaded import BAD, MISSING, Found, Put, ThreadedBackend
+from radixtide.tiers.storage.threads import Permit
+
+FOLDER: Final = "radixtide-pages-1"
+"""Folder of our own below the given one, so that `clear` can not touch what is not ours."""
+
+SHARDS: Final = 4096
+TEMPORARY: Final = ".tmp"
+_BLOCK: Final = 4096
+_FILE_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FileStore(ThreadedBackend):
+    """Pages as files below the directory `path`, which is made if need be.
+
+    `max_bytes`: size from which the pages least recently used go, children before parents; 0: none.
+    With a limit, opening reads the head of every file, and this process counts what it knows: what
+    others add is seen at the next open. `sync`: wait for the disk before a page gets its name.
+    """
+
+    kind = "file"
+    # One writer, so that nothing can go between a parent and the child that is about to come.
+    lanes: ClassVar[dict[str, int]] = {"read": 4, "write": 1}
+
+    def __init__(self, path: Path, *, max_bytes: int = 0, sync: bool = False) -> None:
+        super().__init__(max_bytes)
+        self.path = path
+        self.sync = sync
+        self._root = path / FOLDER
+        self._numbers = count()
+        self._books = Chains()
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def _open(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._books = Chains()
+            found = []
+            for path in self._files():
+                if path.name.endswith(TEMPORARY):
+                    _remove_left_over(path)
+                elif self.max_bytes:
+                    found.append((path.stat().st_mtime_ns, path))
+            # A file's time is that of its last use.
+            for _, path in sorted(found):
+                self._enter(path)
+        except OSError as error:
+            raise StorageFailed(f"file: {self.path}: {error}") from error
+        self._evict(self._books.next_number)
+
+    def _enter(self, path: Path) -> None:
+        chain, _, pool = path.name.rpartition(".")
+        try:
+            with path.open("rb") as file:
+                head = read_head(file.read(HEAD_MAX))
+                size = os.fstat(file.fileno()).st_size
+        except (BadFrame, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        self._books.add(chain, head.parent, pool, _on_disk(size))
+
+    def _files(self) -> Iterator[Path]:
+        with os.scandir(self._root) as shards:
+            folders = [shard.path for shard in shards if shard.is_dir()]
+        for folder in folders:
+            with os.scandir(folder) as files:
+                names = [file.path for file in files]
+            yield from map(Path, names)
+
+    def _path(self, chain: str, pool: str) -> Path:
+        shard = xxhash.xxh3_64_intdigest(chain.encode()) % SHARDS
+        return self._root / f"{shard:03x}" / f"{chain}.{pool}"
+
+    def _exists(self, keys: Sequence[PageKey], permit: Permit) -> list[bool]:
+        try:
+            return [self._path(key.chain, key.pool).exists() for key in keys]
+        except OSError as error:
+            raise StorageFailed(f"file: {self.path}: {error}") from error
+
+    def _read(
+        self, keys: Sequence[PageKey], targets: list[memoryview], permit: Permit
+    ) -> list[Found]:
+        try:
+            return [
+                self._read_one(key, target, permit)
+                for key, target in zip(keys, targets, strict=True)
+            ]
+        except OSError as error:
+            raise StorageFailed(f"file: {self.path}: {error}") from error
+
+    def _read_one(self, key: PageKey, target: memoryview, permit: Permit) -> Found:
+        permit.check()
+        path = self._path(key.chain, key.pool)
+        try:
+            with path.open("rb", buffering=0) as file:
+                frame = self._scratch(min(os.fstat(file.fileno()).st_size, len(target) + HEAD_MAX))
+                size = 0
+                # Into memory of our own: a disk that hangs must not hold the caller's.
+                while size < len(frame) and (got := file.readinto(frame[size:])):
+                    size += got
+                if self.max_bytes:
+                    os.utime(file.fileno())
+        except FileNotFoundError:
+            return MISSING
+        try:
+            payload, digest = decode(key.name, frame[:size], len(target))
+        except BadFrame:
+            return BAD
+        with permit.touching():
+            if len(target):
+                copy_bytes(target, payload)
+        if self.max_bytes:
+            with self._lock:
+                self._books.touch(key.chain)
+        return Found(digest)
+
+    def _scratch(self, size: int) -> memoryview:
+        buffer: memoryview | None = getattr(self._local, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._local.buffer = np.empty(size, np.uint8).data
+        return buffer[:size]
+
+    def _write(self, puts: list[Put], permit: Permit) -> list[bool]:
+        first = self._books.next_number
+        return [self._write_one(put, permit, first) for put in puts]
+
+    def _write_one(self, put: Put, permit: Permit, first: int) -> bool:
+        with permit.touching():
+            frame = encode(put.key, put.source, put.digest)
+        try:
+            if self.max_bytes and not self._reserve(put.key, _on_disk(len(frame)), first):
+                return False
+            self._write_file(self._path(put.key.chain, put.key.pool), frame)
+        except OSError as error:
+            self._delete([put.key])
+            if error.errno in _FILE_NO_ROOM:
+                return False
+            raise StorageFailed(f"file: {self.path}: {error}") from error
+        return True
+
+    def _reserve(self, key: PageKey, size: int, first: int) -> bool:
+        """Count a page in before it is there, so that its parent stays; False without room."""
+        if size <= self.max_bytes:
+            with self._lock:
+                self._books.add(key.chain, key.parent, key.pool, size)
+            if self._evict(first):
+                return True
+        self._delete([key])
+        return False
+
+    def _write_file(self, path: Path, frame: bytearray) -> None:
+        temporary, file = self._create(path.parent)
+        try:
+            try:
+                # Who holds the lock is alive: others leave the file alone when they clean up.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                rest = memoryview(frame)
+                while rest:
+                    rest = rest[os.write(file, rest) :]
+                if self.sync:
+                    os.fdatasync(file)
+                temporary.replace(path)
+            finally:
+                os.close(file)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def _create(self, folder: Path) -> tuple[Path, int]:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        for _ in range(1024):
+            # A process with our number, here before or on another machine, may have the name.
+            temporary = folder / f".{os.getpid()}-{next(self._numbers)}{TEMPORARY}"
+            try:
+                return temporary, os.open(temporary, flags, 0o644)
+            except FileNotFoundError:
+                folder.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:
+                continue
+        raise StorageFailed(f"file: {folder}: no name is free for a new file")
+
+    def _evict(self, first: int) -> bool:
+        """Evict until the limit holds; False if only pages used from `first` on are left."""
+        while True:
+            with self._lock:
+                if not self.max_bytes or self._books.size <= self.max_bytes:
+                    return True
+                oldest = self._books.oldest(first)
+                if oldest is None:
+                    return False
+                chain, pools = oldest
+                for pool in pools:
+                    self._books.remove(chain, pool)
+            for pool in pools:
+                self._path(chain, pool).unlink(missing_ok=True)
+            self.counters.evicted += len(pools)
+
+    def _delete(self, keys: Sequence[PageKey]) -> None:
+        try:
+            for key in keys:
+                self._path(key.chain, key.pool).unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageFailed(f"file: {self.path}: {error}") from error
+        with self._lock:
+            for key in keys:
+                self._books.remove(key.chain, key.pool)
+
+    def _clear(self) -> None:
+        try:
+            for path in self._files():
+                if not path.name.endswith(TEMPORARY):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageFailed(f"file: {self.path}: {error}") from error
+        with self._lock:
+            self._books = Chains()
+
+    def _held(self) -> tuple[int | None, int | None]:
+        if not self.max_bytes:
+            return None, None
+        return self._books.values, self._books.size
+
+
+def _on_disk(size: int) -> int:
+    return (size + _BLOCK - 1) // _BLOCK * _BLOCK
+
+
+def _remove_left_over(path: Path) -> None:
+    """Remove a file that its writer never renamed, unless the writer is still at it."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        path.unlink(missing_ok=True)
