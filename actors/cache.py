@@ -108,11 +108,12 @@ class UnifiedRadixCache(TieredCache):
     # -- insert ---------------------------------------------------------------------
 
     def insert(
-        self, params: InsertParams, *, timeout: float | None = None
+        self, params: InsertParams, *, ready: Any = None, timeout: float | None = None
     ) -> Coroutine[Any, Any, InsertResult]:
         """Give the slots of a key to the tree; what was cached already is freed.
 
-        Cost O(K + D).
+        `ready`: when the state is written (a CUDA event, a future, None: now); a backup of it waits
+        for that. Cost O(K + D).
 
         Raises:
             InvalidKey: the key is empty, too long, or of the wrong unit kind.
@@ -120,6 +121,8 @@ class UnifiedRadixCache(TieredCache):
             SlotError: slots that the caller does not hold, or that are not whole pages.
         """
         params = check_insert(params)
+        if ready is not None:
+            params = msgspec.structs.replace(params, ready=ready)
         cell = self._coordinator
         if cell is not None and not cell.idle:
             # It is handled later: what the caller writes to its array until then must not count.
@@ -146,9 +149,13 @@ class UnifiedRadixCache(TieredCache):
         indices: SlotInput,
         component: str = CARRIER,
         *,
+        after: Any = None,
         timeout: float | None = None,
     ) -> None:
         """Give back slots that were allocated without a request, in whole pages. Cost O(len).
+
+        `after`: when nothing reads or writes them any more (a CUDA event, a future, None: now); a
+        load into slots that were freed waits for that.
 
         Raises:
             DoubleFree: a slot is free already.
@@ -156,7 +163,7 @@ class UnifiedRadixCache(TieredCache):
         """
         slots = as_slots(indices)
         expect(component, str, "component")
-        await self._give(calls.Free(slots, component), timeout)
+        await self._give(calls.Free(slots, component, after), timeout)
 
     def evict(
         self, params: EvictParams, *, timeout: float | None = None
@@ -234,6 +241,7 @@ class UnifiedRadixCache(TieredCache):
         chunked: bool = False,
         is_insert: bool = True,
         *,
+        ready: Any = None,
         timeout: float | None = None,
     ) -> Coroutine[Any, Any, CacheReqResult]:
         """Cache what a running request has computed so far, and go on.
@@ -242,36 +250,44 @@ class UnifiedRadixCache(TieredCache):
         frees duplicates, moves the lock, and sets ``prefix_indices``, ``cache_protected_len``,
         ``last_node`` and ``lock``. ``chunked`` marks a chunk of a prefill; it changes nothing in
         what is cached. With ``is_insert`` false the tree is left alone and the request keeps its
-        slots. Cost O(new tokens), not O(all tokens).
+        slots. `ready`: as in :meth:`insert`. Cost O(new tokens), not O(all tokens).
 
         Raises:
             InvalidRequest: lengths contradict the ledger, or nothing is known of the request.
             SlotError: the row names slots that are not the request's.
         """
         check_request(req)
-        return self._give(calls.CacheUnfinishedReq(req, is_insert), timeout)
+        return self._give(calls.CacheUnfinishedReq(req, is_insert, ready), timeout)
 
     def cache_finished_req(
-        self, req: Request, is_insert: bool = True, *, timeout: float | None = None
+        self,
+        req: Request,
+        is_insert: bool = True,
+        *,
+        ready: Any = None,
+        timeout: float | None = None,
     ) -> Coroutine[Any, Any, CacheReqResult]:
         """Cache what a finished request has computed, and free the rest of what it holds.
 
-        Frees duplicates, the unaligned tail, surplus slots and the row; releases the lock.
-        Cost O(K).
+        `ready`: as in :meth:`insert`. Frees duplicates, the unaligned tail, surplus slots and the
+        row; releases the lock. Cost O(K).
 
         Raises:
             InvalidRequest: as above; also when the request is finished already.
             SlotError: as above.
         """
         check_request(req)
-        return self._give(calls.CacheFinishedReq(req, is_insert), timeout)
+        return self._give(calls.CacheFinishedReq(req, is_insert, ready), timeout)
 
     def abort_req(
-        self, req: Request, *, timeout: float | None = None
+        self, req: Request, *, after: Any = None, timeout: float | None = None
     ) -> Coroutine[Any, Any, CacheReqResult]:
-        """Give up a request at any stage: free all it owns, once. Idempotent. Cost O(K)."""
+        """Give up a request at any stage: free all it owns, once. Idempotent. Cost O(K).
+
+        `after`: as in :meth:`free`.
+        """
         check_request(req)
-        return self._give(calls.AbortReq(req), timeout)
+        return self._give(calls.AbortReq(req, after), timeout)
 
     def release_window(
         self, req: Request, length: int, *, timeout: float | None = None
@@ -349,6 +365,11 @@ class UnifiedRadixCache(TieredCache):
                     left = deadline - loop.time()
                     if left <= 0:
                         raise
+                    if self.transfers:
+                        # The end of a transfer is no call of anybody's.
+                        with anyio.move_on_after(left):
+                            await self.drain(left + 1.0)
+                        continue
                     with anyio.move_on_after(left) as waiting:
                         await self._given.wait()
                     if waiting.cancelled_caught:
@@ -366,6 +387,9 @@ class UnifiedRadixCache(TieredCache):
         counters = state.counters.as_dict()
         if state.tiers is not None:
             counters.update(state.tiers.counters.as_dict())
+        if self._tiering is not None:
+            counters.update(self._tiering.counters())
+        storage = None if self._tiering is None else self._tiering.storage
         for component in self._components:
             counters.update(component.counters())
             sizes = component.sizes()
@@ -398,6 +422,7 @@ class UnifiedRadixCache(TieredCache):
             pinned=state.pins.units,
             generation=state.tree.generation,
             counters=counters,
+            storage=None if storage is None else storage.backend.stats(),
         )
 
     def audit(self, *, timeout: float | None = None) -> Coroutine[Any, Any, AuditReport]:

@@ -328,9 +328,9 @@ class ComponentActor(Actor):
     def end_load(self, m: EndLoad) -> None:
         """Attach what was loaded, or give it up."""
         if m.keep:
-            self.component.commit_load(m.nodes)
+            self.component.commit_load(m.nodes, m.job)
         else:
-            self.component.abort_load(m.nodes)
+            self.component.abort_load(m.nodes, m.job)
 
     def reserve_host(self, m: ReserveHost) -> Slots | Shortage:
         """Take host slots for pages."""

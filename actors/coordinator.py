@@ -29,6 +29,7 @@ from radixtide.actors.op_load_end import close_load, undo_load, wait_load
 from radixtide.actors.op_lock import dec_lock_ref, dec_window_lock, inc_lock_ref
 from radixtide.actors.op_match import component_slots, device_indices, match_prefix, undo_match
 from radixtide.actors.op_request import abort_req, cache_finished_req, cache_unfinished_req
+from radixtide.actors.op_step import StepApply, StepOffer, step_apply, step_offer
 from radixtide.actors.op_tiers import (
     Drain,
     Flush,
@@ -83,6 +84,8 @@ OPERATIONS: dict[type, Callable[[State, Any], Any]] = {
     Drain: drain,
     Flush: flush,
     SetStorage: set_storage,
+    StepOffer: step_offer,
+    StepApply: step_apply,
     CopyDone: report,
     StoreDone: report,
     Found: report,

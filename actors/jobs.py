@@ -30,9 +30,12 @@ class Job(msgspec.Struct, eq=False):
 
     ``nodes``: what is moved, parents first. ``pinned``: nodes whose host copies are protected for
     it. ``units``: how much of the carrier. ``lock``: node that it keeps on the device, and each
-    component's record of that lock. ``report``: its end, once known. ``users``: the handles that
-    wait for it. Of a fetch: ``key``, ``begin``: where the fetched units begin, ``slots``: host
-    slots by component, ``stop``: nobody wants more, ``dropped``: nobody wants it at all.
+    component's record of that lock. ``report``: its end, once known; ``arrived``: that, where the
+    other ranks have not agreed to it yet. ``attempts``: it failed, and a request stands on it.
+    Of a load: ``gate``; ``depths``: by component, where each page ends that is loaded.
+    Of a fetch: ``key``; ``begin``: where the fetched units begin; ``page``: units a page;
+    ``pages``: how many are read; ``slots``: host slots by component; ``wants_end``: it is waited
+    for no longer here; ``stop``: nobody wants more; ``dropped``: nobody wants it at all.
     """
 
     number: int
@@ -42,11 +45,13 @@ class Job(msgspec.Struct, eq=False):
     units: int
     lock: tuple[Node, list[Any]] | None = None
     report: Any = None
+    arrived: Any = None
     gate: Any = None
-    users: list[Any] = []
     key: Any = None
     begin: int = 0
+    page: int = 1
     pages: int = 0
+    wants_end: bool = False
     slots: dict[str, Slots] = {}
     stop: bool = False
     dropped: bool = False

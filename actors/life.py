@@ -11,6 +11,7 @@ from typing import Any, Self
 import anyio
 
 from radixtide.actors import calls
+from radixtide.actors.agreement import Agreement, Alone
 from radixtide.actors.cell import Cell
 from radixtide.actors.component_actor import ComponentActor
 from radixtide.actors.conversing import ConversingCell
@@ -20,7 +21,7 @@ from radixtide.actors.op_tiers import Pump
 from radixtide.actors.state import State
 from radixtide.actors.storage_jobs import StorageJobs
 from radixtide.actors.system import ActorSystem
-from radixtide.actors.tier_making import make_copy_engine, make_host_pools, open_storage_jobs
+from radixtide.actors.tier_making import Clock, make_copy_engine, make_host_pools, open_storage_jobs
 from radixtide.actors.tier_state import TierState
 from radixtide.actors.tiering import TieringActor
 from radixtide.components.base import TreeComponent
@@ -33,13 +34,23 @@ from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
 from radixtide.tiers.host_pool import HostPool
 from radixtide.tiers.kv_pool import TokenToKVPool
 from radixtide.tiers.request_pool import ReqToTokenPool
+from radixtide.tiers.slots import SlotAllocator
 from radixtide.tree.radix_tree import RadixTree
 
 
 class CacheLife:
     """Makes, starts and closes a cache's actors, and brings calls to the coordinator."""
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        *,
+        agreement: Agreement | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._agreement = agreement if agreement is not None else Alone()
+        self._clock = clock
+        self._stepping: asyncio.Task[None] | None = None
         self.config = validate(config, policies=plugin_policies(), components=plugin_components())
         self.page_size = config.page_size
         requests = config.pools.requests
@@ -61,11 +72,16 @@ class CacheLife:
         self._build()
 
     @classmethod
-    def from_toml(cls, path: str | PathLike[str]) -> Self:
+    def from_toml(
+        cls,
+        path: str | PathLike[str],
+        *,
+        agreement: Agreement | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
         """Return a cache configured by a TOML file. Raises ConfigError."""
-        return cls(
-            load_config(Path(path), policies=plugin_policies(), components=plugin_components())
-        )
+        config = load_config(Path(path), policies=plugin_policies(), components=plugin_components())
+        return cls(config, agreement=agreement, clock=clock)
 
     def _build(self) -> None:
         config = self.config
@@ -79,7 +95,7 @@ class CacheLife:
     # -- life ---------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        """Start the actors: components first, then the coordinator."""
+        """Start the actors: components first, then the tiering actor, then the coordinator."""
         if self._system is not None:
             raise CacheClosed("the cache was entered before; make a new one")
         loop = asyncio.get_running_loop()
@@ -87,6 +103,9 @@ class CacheLife:
         self._state = state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
         cells = [system.spawn(ComponentActor(component)) for component in self._components]
         state.attach(cells, [one.traits() for one in self._components])
+        state.together = self._agreement.ranks > 1
+        if state.together:
+            await self._agree_on_sizes()
         if self.config.host is not None:
             await self._add_tiers(system, state, self.config.host)
         coordinator = system.spawn(Coordinator(state))
@@ -97,10 +116,23 @@ class CacheLife:
         self._system = system
         return self
 
+    async def _agree_on_sizes(self) -> None:
+        """Use as much host memory on each rank as the one with least has."""
+        sizes = []
+        for one in self._components:
+            sizes.append(0 if one.host_allocator is None else one.host_allocator.size)
+        for one, size in zip(self._components, await self._agreement.minimum(sizes), strict=True):
+            if one.host_allocator is not None:
+                one.host_allocator = SlotAllocator(
+                    size, one.host_allocator.page_size, one.host_allocator.name
+                )
+
     async def _add_tiers(self, system: ActorSystem, state: State, host: HostConfig) -> None:
         """Start the tiering actor, with a storage where the config has one."""
         config = self.config
-        engine = make_copy_engine(host, self._components, self.memory, self.host_pools, system.loop)
+        engine = make_copy_engine(
+            host, self._components, self.memory, self.host_pools, self._clock or system.loop
+        )
         storage = None
         try:
             if config.storage is not None:
@@ -108,7 +140,9 @@ class CacheLife:
         except BaseException:
             engine.close()
             raise
-        self._tiering = tiering = TieringActor(engine, storage)
+        self._tiering = tiering = TieringActor(
+            engine, storage, {one.name: one.bytes_per_slot() for one in self._components}
+        )
         tiers = TierState(host, config.storage)
         tiers.storing = storage is not None
         tiers.layers = max((pool.layers for pool in self.host_pools.values()), default=1)

@@ -26,6 +26,7 @@ from radixtide.actors.messages import (
 )
 from radixtide.actors.op_evict import NO_EVICTION, add_freed, expire_pins
 from radixtide.actors.state import State, close_if_empty
+from radixtide.actors.tier_messages import Fence
 from radixtide.components.api import AllocateParams, AllocateResult, EvictResult, Slots
 from radixtide.components.outcomes import Reserved, Shortage, Sizes
 from radixtide.components.request import Request
@@ -192,6 +193,8 @@ def free(state: State, p: Free) -> Conversation:
     """Free slots that were allocated without a request."""
     cell = state.cell(p.component)
     yield cell, CheckRelease(p.slots, ANONYMOUS)
+    if p.after is not None and state.tiers is not None:
+        state.tiers.tell(Fence(p.after))
     if cell is not state.carrier:
         yield cell, Release(p.slots)
         return

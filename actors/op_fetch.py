@@ -100,6 +100,7 @@ def prefetch(state: State, p: PrefetchCall) -> Conversation:
     job = Job(number, FETCH, [], anchor, missing)
     job.key = p.key.prefix(walk.matched + missing)
     job.begin = walk.matched
+    job.page = page
     tiers.jobs.add(job)
     rid = None if p.req is None else p.req.rid
     tiers.fetches[number] = FetchRecord(number, rid)
@@ -275,16 +276,22 @@ def end_early(state: State, p: EndFetch) -> None:
     if record is not None and record.over and not p.keep:
         del tiers.fetches[p.number]
         return
+    job = tiers.jobs.get(p.number)
+    if state.together and job is not None:
+        # Whether it ends is the other ranks' affair too.
+        job.wants_end = True
+        job.dropped = job.dropped or not p.keep
+        return
     stop_fetch(tiers, p.number, p.keep)
 
 
 def stop_fetch(tiers: TierState, number: int, keep: bool) -> None:
     """Have a fetch end soon; its slots go back when nobody writes to them any more."""
     job = tiers.jobs.get(number)
-    if job is None or (job.stop and keep) or job.dropped:
+    if job is None or (job.stop and (keep or job.dropped)):
         return
     job.stop = True
-    job.dropped = not keep
+    job.dropped = job.dropped or not keep
     tiers.tell(StopFetch(number))
 
 

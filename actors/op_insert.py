@@ -41,6 +41,7 @@ def insert(state: State, p: InsertParams) -> Round | InsertResult:
     job = Insertion(walk, value, ANONYMOUS, prev, prev, p.priority, False, walk.matched, walk.start)
     if state.tiers is not None:
         note_tiers(state.tiers, job)
+        job.ready = p.ready
     _check_prev(p, job)
     if state.others and p.component_evicted_seqlens:
         job.evicted = p.component_evicted_seqlens

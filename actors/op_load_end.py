@@ -35,17 +35,16 @@ def end_loads(state: State) -> Generator[Any, Any, None]:
 
 
 def _may_end(tiers: TierState, job: Job) -> bool:
-    """Return whether no load of a parent is still under way, and no request stands on it."""
+    """Return whether no load that it builds on is under way, and no request stands on it."""
     if job.attempts:
         return not any(record.failed and record.rid for record in _users(tiers, job))
-    inside = set(job.nodes)
     for node in job.nodes:
-        parent = node.parent
-        assert parent is not None
-        if parent in inside or parent.tiers & ON_DEVICE or parent.parent is None:
-            continue
-        if any(other.kind == LOAD and not other.attempts for other in tiers.jobs.of(parent)):
-            return False
+        for at in (node, node.parent):
+            if at is not None and any(
+                other.kind == LOAD and other.number < job.number and not other.attempts
+                for other in tiers.jobs.of(at)
+            ):
+                return False
     return True
 
 
@@ -58,18 +57,20 @@ def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, N
     nodes = list(job.nodes)
     inside = set(nodes)
     keep = report.ok and not job.attempts
+    carried = set(job.depths.get(state.carrier.name, ()))
     for node in nodes:
         parent = node.parent
         assert parent is not None
         above = parent in inside or parent.parent is None or parent.tiers & ON_DEVICE
-        keep = keep and bool(above)
+        here = node.tiers & ON_DEVICE or node.end in carried
+        keep = keep and bool(above) and bool(here)
     if not keep and not job.attempts:
         tiers.counters.loads_failed += 1
         if (yield from _shrink_users(state, tiers, job)):
             # A request has gone on with these slots: they are nobody's until it is done.
             job.attempts = 1
             return
-    yield state.all(EndLoad(nodes, keep))
+    yield state.all(EndLoad(nodes, keep, job.number))
     yield state.all(UnpinHost(list(job.pinned)))
     assert job.lock is not None
     lock, records = job.lock

@@ -133,7 +133,10 @@ def _match_tiers(state: State, job: Matching, tiers: TierState) -> Conversation:
     if p.req is not None and p.lock:
         check_tokens(p.req, p.key, depth_of(walk, reach.device))
     cut_to(walk, reach.either)
+    further = None
     if reach.device < reach.either:
+        whole = walk.matched == p.key.units
+        further = COMPLETE if whole else job.reason or _miss_reason(state, job)
         if walk.inside is not None:
             job.partial = walk.inside, walk.inside_units
         job.beyond = walk.path[reach.device :]
@@ -159,6 +162,7 @@ def _match_tiers(state: State, job: Matching, tiers: TierState) -> Conversation:
         host_hit_length=job.beyond[-1].end - walk.matched,
         swa_host_hit_length=windows,
         mamba_host_hit_length=states,
+        full_miss_reason=further,
         key=p.key,
     )
 

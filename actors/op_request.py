@@ -12,9 +12,11 @@ from radixtide.actors.calls import AbortReq, CacheFinishedReq, CacheUnfinishedRe
 from radixtide.actors.envelope import WAIT_FOR_JOB
 from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import CheckRelease, LetGo, Prepare, Settle
+from radixtide.actors.op_fetch import forget_fetches
 from radixtide.actors.op_insert import ask_insert, done, note_tiers
 from radixtide.actors.op_load_end import forget_loads
 from radixtide.actors.state import State, close_if_empty
+from radixtide.actors.tier_messages import Fence
 from radixtide.components.api import CacheReqResult, Ranges, Slots
 from radixtide.components.insertion import Insertion, InsertPart
 from radixtide.components.request import Request
@@ -234,6 +236,10 @@ def _whole_pages(state: State, slots: Slots) -> Slots:
 def abort_req(state: State, p: AbortReq) -> Conversation:
     """Free all that the ledger has of a request; a second abort finds nothing to do."""
     entry = state.ledger.find(p.req)
+    if state.tiers is not None:
+        if p.after is not None:
+            state.tiers.tell(Fence(p.after))
+        forget_fetches(state.tiers, p.req.rid)
     freed = yield from _let_go(state, p.req, entry, None, touched=False)
     return CacheReqResult(freed=freed)
 

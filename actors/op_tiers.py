@@ -32,7 +32,9 @@ TIERS = ("device", "host", "storage")
 
 
 class Pump(Call, frozen=True, tag=True, gc=False):
-    """Begin what waits. Reply: None."""
+    """Begin what waits. Reply: None. `agreed`: in a step that all ranks make."""
+
+    agreed: bool = False
 
 
 class Drain(Call, frozen=True, tag=True, gc=False):
@@ -58,8 +60,12 @@ def pump(state: State, p: Pump) -> Conversation:
     if tiers is None:
         return
     tiers.waking = False
-    if not tiers.together:
-        yield from begin_backups(state)
+    if state.together and not p.agreed:
+        # Only a step begins anything: its place among the calls is the same on all ranks.
+        if tiers.idle:
+            tiers.let_in(WAIT_FOR_IDLE)
+        return
+    yield from begin_backups(state)
     if tiers.storing:
         yield from begin_stores(state)
     elif tiers.to_store or tiers.after_parent:
@@ -76,9 +82,11 @@ def report(state: State, p: Report) -> Conversation:
     job = tiers.jobs.get(p.job) if tiers is not None else None
     if tiers is None or job is None or job.report is not None:
         return
+    if state.together:
+        job.arrived = p
+        return
     job.report = p
-    if not tiers.together:
-        yield from end_what_is_over(state, tiers)
+    yield from end_what_is_over(state, tiers)
 
 
 def end_what_is_over(state: State, tiers: TierState) -> Generator[Any, Any, None]:
@@ -96,7 +104,7 @@ def end_what_is_over(state: State, tiers: TierState) -> Generator[Any, Any, None
         yield from end_store(state, job, job.report)
     yield from end_loads(state)
     tiers.let_in(WAIT_FOR_JOB)
-    yield from pump(state, Pump())
+    yield from pump(state, Pump(agreed=True))
 
 
 def _end_fetch(state: State, job: Job) -> Generator[Any, Any, None]:

@@ -122,6 +122,7 @@ class State:
         self.counters = Counters()
         self.repair_waits = False
         self.tiers: TierState | None = None
+        self.together = False
         self.cache_id = next(_CACHE_IDS)
 
     def attach(self, cells: list[Cell], traits: list[Traits]) -> None:

@@ -85,11 +85,23 @@ class StorageJobs:
         self.page_size = page_size
         self.bigram = bigram
         self._chains: dict[int, _Chain] = {}
+        self._stored = 0
+        self._fetched = 0
         self._limit = asyncio.Semaphore(AT_ONCE)
 
     async def close(self) -> None:
         """Let go of the store."""
         await self.backend.close()
+
+    def take_stored(self) -> int:
+        """Return the bytes stored since the last call."""
+        count, self._stored = self._stored, 0
+        return count
+
+    def take_fetched(self) -> int:
+        """Return the bytes fetched since the last call."""
+        count, self._fetched = self._fetched, 0
+        return count
 
     def stop(self, job: int) -> None:
         """Have the fetch of `job` end with what it has."""
@@ -111,6 +123,9 @@ class StorageJobs:
             for _ in range(ATTEMPTS):
                 done = await self.backend.put_from(keys, sources, digests)
                 stored = _leading(done, owner, pages)
+                self._stored += sum(
+                    source.nbytes for source, there in zip(sources, done, strict=True) if there
+                )
                 if stored == pages:
                     break
         return StoreDone(m.job, stored, hashes)
@@ -263,6 +278,7 @@ class StorageJobs:
             if good:
                 await asyncio.to_thread(pool.host.write_pages, host[at : at + good], data[:good])
             got += good
+            self._fetched += good * pool.host.page_bytes
             if good < len(part):
                 break
         return got, known

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import anyio
 
 from radixtide.actors.life import CacheLife
 from radixtide.actors.op_fetch import PrefetchCall
 from radixtide.actors.op_load import LoadBackCall
+from radixtide.actors.op_step import StepApply, StepOffer
 from radixtide.actors.op_tiers import TIERS, Drain, Flush, SetStorage
 from radixtide.actors.tier_handles import LoadBack, Prefetch
 from radixtide.components.api import MatchResult
@@ -61,6 +60,12 @@ class TieredCache(CacheLife):
             check_request(req)
         started = await self._take(PrefetchCall(key, req), timeout)
         return Prefetch(self, started, self._storage_config())
+
+    @property
+    def transfers(self) -> int:
+        """How many transfers are under way."""
+        tiers = self._state.tiers
+        return 0 if tiers is None else len(tiers.jobs)
 
     async def drain(self, timeout: float | None = None) -> None:
         """Wait until no transfer is under way and none waits to begin. Raises CallTimeout."""
@@ -114,9 +119,29 @@ class TieredCache(CacheLife):
         await self._give(SetStorage(None, None), timeout)
         await storage.close()
 
-    def step(self, *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
-        """Let what other ranks have agreed to take effect; on one rank there is nothing to do."""
-        return self._step(timeout)
+    async def step(self, *, timeout: float | None = None) -> None:
+        """Let take effect what all ranks have seen: transfers that are over, deadlines, pins.
 
-    async def _step(self, timeout: float | None) -> None:
-        await asyncio.sleep(0)
+        Each rank calls it at the same place among its calls, and makes no other call of this cache
+        until it returns. One collective. On one rank there is nothing to agree on: things take
+        effect by themselves, and this only yields to the loop. A cancelled step is made all the
+        same, since the other ranks count on it.
+
+        Raises:
+            AgreementFailed: a rank is gone.
+            RanksDiverged: the ranks did not make the same calls.
+        """
+        if not self._state.together:
+            await asyncio.sleep(0)
+            return
+        seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
+        step = asyncio.get_running_loop().create_task(self._agree(self._stepping, seconds))
+        self._stepping = step
+        await asyncio.shield(step)
+
+    async def _agree(self, before: asyncio.Task[None] | None, seconds: float) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait((before,))
+        offer = await self._give(StepOffer(), seconds)
+        agreed = await self._agreement.minimum(offer)
+        await self._give(StepApply(agreed), seconds)

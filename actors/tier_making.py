@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from radixtide.actors.storage_jobs import StorageJobs, StoredPool
 from radixtide.components.base import TreeComponent
 from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
 from radixtide.tiers.copy_engine import CopyEngine
+from radixtide.tiers.copy_threads import ThreadCopyEngine
 from radixtide.tiers.host_pool import HostPool
 from radixtide.tiers.page_hash import Plain, identity
 from radixtide.tiers.storage.breaker import Guarded
 from radixtide.tiers.storage.open import open_storage
+
+
+class Clock(Protocol):
+    """What can call back later: a loop, or something with a time of its own."""
+
+    def call_later(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> Any:
+        """Call `callback` with `args` after `delay` seconds."""
 
 
 def make_host_pools(
@@ -35,17 +43,16 @@ def make_copy_engine(
     components: Sequence[TreeComponent],
     memory: dict[str, Any],
     pools: dict[str, HostPool],
-    loop: asyncio.AbstractEventLoop,
+    clock: Clock,
 ) -> CopyEngine:
     """Return what copies between these pools; where they have no bytes, copies are modelled."""
-    from radixtide.tiers.copy_modelled import ModelledEngine
-    from radixtide.tiers.engines import make_engine
-
     if not pools:
+        from radixtide.tiers.copy_modelled import ModelledEngine  # noqa: PLC0415
+
         sizes = {one.name: one.bytes_per_slot() for one in components}
-        return ModelledEngine(loop, sizes, host.bandwidth)
+        return ModelledEngine(clock, sizes, host.bandwidth)
     ends = {name: (memory[name].parts(), pool) for name, pool in pools.items()}
-    return make_engine(ends, host.backend, host.verify)
+    return ThreadCopyEngine(ends, host.verify)
 
 
 async def open_storage_jobs(

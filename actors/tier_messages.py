@@ -96,10 +96,11 @@ class BeginLoad(Apply, frozen=True, tag=True):
 
 
 class EndLoad(Apply, frozen=True, tag=True):
-    """Attach what was loaded, or (`keep` false) give the device slots back."""
+    """Attach what a job has loaded, or (`keep` false) give the device slots back."""
 
     nodes: list[Node]
     keep: bool
+    job: int
 
 
 class ProposeHost(Plan, frozen=True, tag=True):

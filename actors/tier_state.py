@@ -107,11 +107,10 @@ class TierState:
     whether calls stand in one.
     """
 
-    def __init__(self, host: HostConfig, storage: StorageConfig | None, ranks: int = 1) -> None:
+    def __init__(self, host: HostConfig, storage: StorageConfig | None) -> None:
         self.host = host
         self.storage = storage
         self.storing = False
-        self.together = ranks > 1
         self.write_back = host.write_policy == "write_back"
         self.threshold = host.backup_threshold
         self.jobs = JobBoard()

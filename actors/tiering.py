@@ -34,13 +34,18 @@ class TieringActor(Actor):
 
     ``engine``: does the copies. ``storage``: does the rest; None: there is no storage. Both may be
     exchanged while nothing is under way. ``report``: brings a report to the coordinator.
+    ``slot_bytes``: what a slot of each pool takes.
     """
 
     name = "tiering"
 
-    def __init__(self, engine: CopyEngine, storage: StorageJobs | None) -> None:
+    def __init__(
+        self, engine: CopyEngine, storage: StorageJobs | None, slot_bytes: Mapping[str, int]
+    ) -> None:
         self.engine = engine
         self.storage = storage
+        self._slot_bytes = slot_bytes
+        self._moved = {"backup_bytes": 0, "load_bytes": 0, "stored_bytes": 0, "fetched_bytes": 0}
         self.report: Callable[[Any], None]
         self._loop: asyncio.AbstractEventLoop
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -70,6 +75,10 @@ class TieringActor(Actor):
     def jobs(self) -> int:
         """How many jobs are under way."""
         return len(self._running) + len(self._tasks)
+
+    def counters(self) -> dict[str, int]:
+        """Return the bytes moved so far, by direction."""
+        return dict(self._moved)
 
     def on_stop(self) -> None:
         """Let nothing new begin, and nothing be reported any more."""
@@ -114,6 +123,10 @@ class TieringActor(Actor):
             return
         self._running.discard(m.job)
         self._remember(m.job)
+        if result.ok:
+            self._moved[f"{m.direction}_bytes"] += sum(
+                len(one.host) * self._slot_bytes.get(one.pool, 0) for one in m.transfers
+            )
         if m.gate is not None:
             if result.ok:
                 m.gate.open_all()
@@ -160,6 +173,8 @@ class TieringActor(Actor):
             finally:
                 self._tasks.pop(number, None)
             self._remember(number)
+            self._moved["stored_bytes"] += storage.take_stored()
+            self._moved["fetched_bytes"] += storage.take_fetched()
             self._tell(report)
 
         self._tasks[number] = self._loop.create_task(run())

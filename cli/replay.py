@@ -49,6 +49,30 @@ def replay(
             show_default="the config's pool",
         ),
     ] = None,
+    host_blocks: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Size of the host tier in blocks of the trace, other pools alike; 0: none.",
+            show_default="the config's",
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Storage below the host: lmdb:PATH, file:PATH, s3://..., redis://..., "
+            "mooncake://...; pages then carry bytes, which are checked.",
+            show_default="the config's",
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(
+            help="Of modelled copies between device and host, a second: 25GB.",
+            show_default="the config's, or endless",
+        ),
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="Serve only the first N requests.", show_default="all"),
@@ -108,6 +132,9 @@ def replay(
         scale=scale,
         sequential=sequential,
         capacity_blocks=capacity_blocks,
+        host_blocks=host_blocks,
+        storage=storage,
+        bandwidth=None if bandwidth is None else _bandwidth(bandwidth),
         limit=limit,
         synthetic=Kind(synthetic),
         requests=requests,
@@ -122,6 +149,19 @@ def replay(
         raise typer.Exit(1)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _bandwidth(text: str) -> float:
+    """Return the bytes a second that `text` names."""
+    from radixtide.cli.plan_sizes import parse_bytes
+    from radixtide.configs.errors import InvalidInput
+
+    size = parse_bytes(text, "--bandwidth")
+    if not size:
+        raise InvalidInput(
+            f"--bandwidth {text}: nothing would ever arrive; leave it out for endless"
+        )
+    return float(size)
 
 
 def _run(options: ReplayOptions) -> ReplayResult:

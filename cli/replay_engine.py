@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from radixtide.cli.replay_bytes import Marks
 from radixtide.cli.replay_fit import Shape
 from radixtide.cli.replay_metrics import CallTimes
+from radixtide.cli.replay_tiers import Tiers
 from radixtide.components.api import MatchResult
 from radixtide.components.request import Request
 
@@ -39,19 +41,25 @@ def states_to_take(shape: Shape, req: Request) -> int:
 class Engine:
     """The duties towards running requests, for one cache. Without windows and states: none."""
 
-    def __init__(self, cache: UnifiedRadixCache, calls: CallTimes) -> None:
-        self.shape = Shape.of(cache.config)
+    def __init__(self, cache: UnifiedRadixCache, calls: CallTimes, tiers: Tiers) -> None:
+        self.shape = tiers.shape
         self._cache = cache
+        self._tiers = tiers
         self._calls = calls
 
-    async def computed(self, req: Request, start: int, end: int) -> None:
+    async def computed(self, req: Request, start: int, end: int, marks: Marks | None) -> None:
         """Tokens ``[start, end)`` of `req` were computed: note states, give slots back."""
         shape = self.shape
         if shape.is_plain:
             return
         tracked = end // shape.grid * shape.grid
         if shape.tracks and tracked > start:
+            if req.mamba_ping_pong is not None:
+                slot = req.mamba_ping_pong[req.mamba_next_track]
+                self._tiers.write_state(slot, marks, tracked)
             req.note_state(tracked)
+        elif shape.states and not shape.tracks:
+            self._tiers.write_state(req.mamba_pool_idx, marks, end)
         if not shape.window:
             return
         length = end

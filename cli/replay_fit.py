@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from radixtide.cli.replay_fit_tiers import fit_tiers, has_storage, marked
 from radixtide.cli.replay_source import Summary
 from radixtide.configs.errors import ConfigError
-from radixtide.configs.schema import CacheConfig, KvGeometry, MambaPoolConfig, PoolsConfig
+from radixtide.configs.host import bytes_per_slot, host_slots
+from radixtide.configs.schema import CacheConfig
+from radixtide.configs.tier_rules import device_pools
 
 if TYPE_CHECKING:
     from radixtide.cli.replay_run import ReplayOptions
@@ -79,10 +82,12 @@ def fit_config(
 ) -> CacheConfig:
     """Return `config` with what the replay's options change in it.
 
-    Raises ConfigError where ``--bytes`` asks for more memory than this machine has.
+    Raises ConfigError where ``--bytes`` asks for more memory than this machine has, and where the
+    options for tiers contradict each other.
     """
     replace = msgspec.structs.replace
-    pools = config.pools
+    was, pools = config, config.pools
+    holds_bytes = options.holds_bytes or has_storage(config, options)
     page = block if options.sequential else config.page_size
     if pools.mamba is not None and not pools.mamba.extra_buffer:
         page = 1  # the state at a prompt's end is all there is, and no page need end there
@@ -101,17 +106,20 @@ def fit_config(
         swa_size = size if options.capacity_blocks == 0 else math.ceil(swa.size * share)
         least = shape.least_window_slots(options.limits.decode_quantum)
         swa_size = _up(max(swa_size, least), page)
-        swa = replace(swa, size=swa_size, holds_bytes=options.holds_bytes)
+        swa = replace(swa, size=swa_size, holds_bytes=holds_bytes)
     if mamba is not None:
         endless = options.capacity_blocks == 0
         states = _endless_states(options, shape, summary) if endless else mamba.size * share
         states = max(math.ceil(states), shape.least_states())
-        mamba = replace(mamba, size=states, holds_bytes=options.holds_bytes)
-    full = replace(pools.full, size=size, holds_bytes=options.holds_bytes)
+        mamba = replace(mamba, size=states, holds_bytes=holds_bytes)
+    full = replace(pools.full, size=size, holds_bytes=holds_bytes)
     pools = replace(pools, full=full, swa=swa, mamba=mamba)
-    if options.holds_bytes:
-        _check_memory(pools)
-    return replace(config, pools=pools)
+    if holds_bytes and not options.holds_bytes:
+        pools = marked(pools, page)
+    config = fit_tiers(replace(config, pools=pools), was, options, block)
+    if holds_bytes:
+        _check_memory(config)
+    return config
 
 
 def _up(tokens: int, page: int) -> int:
@@ -140,37 +148,29 @@ def _endless_states(options: ReplayOptions, shape: Shape, summary: Summary) -> i
     return kept
 
 
-def _check_memory(pools: PoolsConfig) -> None:
+def _check_memory(config: CacheConfig) -> None:
     """Raise :class:`ConfigError` if the pools on the CPU are larger than this machine's memory.
 
     Asking for it all the same would end in the system killing the process, without a message.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    sizes = {
-        name: (pool.size, _bytes_each(pool))
-        for name, pool in (("full", pools.full), ("swa", pools.swa), ("mamba", pools.mamba))
-        if pool is not None and pool.device == "cpu"
-    }
-    wanted = sum(size * each for size, each in sizes.values())
+    told: list[str] = []
+    wanted = 0
+    for name, pool in device_pools(config):
+        each = bytes_per_slot(pool)
+        sizes = {"pools": pool.size if pool.device == "cpu" else 0}
+        sizes["host.pools"] = host_slots(config, name, each)
+        for table, size in sizes.items():
+            if size:
+                told.append(f"{table}.{name} {size:,} of {each:,} bytes")
+                wanted += size * each
     if wanted > memory * 0.8:
-        told = ", ".join(
-            f"pools.{name} {size:,} of {each:,} bytes" for name, (size, each) in sizes.items()
-        )
         raise ConfigError(
-            f"--bytes gives all slots and states their memory ({told}), "
+            f"--bytes and --storage give all slots and states their memory ({', '.join(told)}), "
             f"{wanted / 2**30:,.1f} GiB, and this machine has {memory / 2**30:,.1f} GiB; set "
-            "smaller pools with --scale, --capacity-blocks or --config, or leave out --bytes"
+            "smaller pools with --scale, --capacity-blocks, --host-blocks or --config, or leave "
+            "out --bytes"
         )
-
-
-def _bytes_each(pool: KvGeometry | MambaPoolConfig) -> int:
-    """Return the bytes of one slot or state."""
-    from radixtide.tiers.kv_pool import TokenToKVPool
-    from radixtide.tiers.state_pool import StatePool
-
-    if isinstance(pool, MambaPoolConfig):
-        return StatePool(pool, 1).bytes_per_state
-    return TokenToKVPool(pool, 1).bytes_per_slot
 
 
 __all__ = ("Shape", "fit_config")

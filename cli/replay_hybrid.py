@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from radixtide.cli.replay_bytes import Marks
 from radixtide.cli.replay_engine import branch_point
 from radixtide.cli.replay_fit import Shape
 from radixtide.cli.replay_recording import Recording
 from radixtide.cli.replay_source import TraceRequest
+from radixtide.cli.replay_tiers import Looked, Tiers
 from radixtide.cli.replay_tokens import expand
 from radixtide.components.api import (
     AllocateParams,
+    AllocateResult,
     InsertParams,
     LockReceipt,
     MatchPrefixParams,
@@ -44,8 +47,12 @@ class HybridReplay:
     at which states are kept; all of its blocks are counted.
     """
 
-    def __init__(self, cache: UnifiedRadixCache, block: int, recording: Recording) -> None:
+    def __init__(
+        self, cache: UnifiedRadixCache, block: int, recording: Recording, tiers: Tiers
+    ) -> None:
         self._cache = cache
+        self._tiers = tiers
+        self._marks: Marks | None = None
         self._block = block
         self._recording = recording
         self._calls = recording.calls
@@ -56,7 +63,9 @@ class HybridReplay:
     async def run(self, requests: Iterable[TraceRequest]) -> None:
         """Serve all of `requests`."""
         for request in requests:
+            await self._tiers.come(request.arrival_ns)
             await self._serve(request)
+            await self._tiers.settle()
             await self._recording.step(self._cache, request.arrival_ns)
 
     async def abandon(self) -> None:
@@ -77,16 +86,26 @@ class HybridReplay:
             tally.completed += 1
             return
         key = RadixKey(tokens[:length])
-        match = await self._calls.timed(
-            "match_prefix", self._cache.match_prefix(MatchPrefixParams(key=key, lock=True))
-        )
+        fetched = await self._tiers.fetch(key)
+        looked = await self._tiers.look_up(MatchPrefixParams(key=key, lock=True), fetched)
+        match = looked.match
         assert match.receipt is not None
         self._locks.append(match.receipt)
-        hits = self._recording.count_match(match, prompt, self._block, shape.grid)
+        self._marks = self._tiers.marks(tokens)
+        await self._check(looked, f"request {request.number}")
+        hits = tally.count_found(looked.found, prompt, self._block, shape.grid)
         tally.prefilled_tokens += prompt - hits
         await self._compute(tokens, match, hits, length)
         tally.completed += 1
         await self._unlock()
+
+    async def _check(self, looked: Looked, what: str) -> None:
+        """Compare what was found with what its tokens say, where there are bytes."""
+        await self._tiers.check(looked, self._marks, what)
+        length = looked.found.length
+        if self._marks is not None and self._shape.states and length:
+            states = await self._cache.device_indices(looked.match.last_device_node, "mamba")
+            self._tiers.check_state(int(states[-1]), self._marks, length, what)
 
     async def _compute(
         self, tokens: npt.NDArray[np.int64], match: MatchResult, hits: int, length: int
@@ -123,14 +142,16 @@ class HybridReplay:
             ),
         )
         self._recording.tally.count_evicted(taken.evicted)
+        row = np.concatenate((row, taken.indices.numpy()))
         # Nothing is awaited between the two calls, and an insert is carried out once made: an
         # interruption can not leave slots behind.
+        self._write(row, taken, start, end)
         result = await self._calls.timed(
             "insert",
             self._cache.insert(
                 InsertParams(
                     key=RadixKey(tokens),
-                    value=np.concatenate((row, taken.indices.numpy())),
+                    value=row,
                     mamba_value=taken.mamba_indices if shape.states else None,
                     prev_prefix_len=start,
                     component_evicted_seqlens={"swa": frontier} if shape.window else {},
@@ -138,6 +159,13 @@ class HybridReplay:
             ),
         )
         return result.last_device_node
+
+    def _write(self, row: Slots, taken: AllocateResult, start: int, end: int) -> None:
+        """Write what the tokens ``[start, end)`` leave, and the state after them."""
+        windows = None if taken.swa_indices is None else taken.swa_indices.numpy()
+        self._tiers.write_now(row, self._marks, start, end, windows)
+        if taken.mamba_indices is not None and len(taken.mamba_indices):
+            self._tiers.write_state(int(taken.mamba_indices[0]), self._marks, end)
 
     async def _unlock(self) -> None:
         """Release the oldest lock."""

@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from radixtide.cli.replay_bytes import Marks, Slots
 from radixtide.cli.replay_source import Name, TraceRequest
 from radixtide.components.request import Request
+
+_NONE: Slots = np.empty(0, dtype=np.int64)
 
 
 class Job:
@@ -16,10 +19,11 @@ class Job:
 
     ``committed``: leading tokens whose KV is computed. ``generated``: output tokens so far; they
     outlive a retraction. ``target``: tokens to compute before the next one can be generated.
-    ``provided``: leading tokens that have slots. ``border``: length at which the prompt should be
-    cached on its way. ``abort_at``: the client leaves when ``committed`` would pass this; None: it
-    stays. ``req``: the cache's view while the job is admitted, else None. ``let_go``: its lock
-    keeps no window and no state any more.
+    ``provided``: leading tokens that have slots. ``row``, ``marks``: where bytes are kept, its
+    slots of Full, and what its tokens leave in them. ``fetched``: units that storage gave.
+    ``border``: length at which the prompt should be cached on its way. ``abort_at``: the client
+    leaves when ``committed`` would pass this; None: it stays. ``req``: the cache's view while the
+    job is admitted, else None. ``let_go``: its lock keeps no window and no state any more.
     """
 
     __slots__ = (
@@ -29,11 +33,14 @@ class Job:
         "border",
         "committed",
         "counted",
+        "fetched",
         "generated",
         "has_answered",
         "let_go",
+        "marks",
         "provided",
         "req",
+        "row",
         "source",
         "target",
     )
@@ -50,7 +57,10 @@ class Job:
         self.target = source.input_length
         self.counted = False
         self.has_answered = False
-        self._tokens = np.empty(0, dtype=np.int64)
+        self.fetched = 0
+        self.row = _NONE
+        self.marks: Marks | None = None
+        self._tokens = _NONE
         self._outputs: list[int] = []
 
     @property
@@ -83,6 +93,23 @@ class Job:
             output_ids=self._outputs[: self.generated],
         )
 
+    def keep_row(self, marks: Marks | None, slots: Slots) -> None:
+        """Begin a row with the slots of what was found, where bytes are kept."""
+        self.marks = marks
+        if marks is not None:
+            self.row = np.full(self.total, -1, dtype=np.int64)
+            self.write_row(0, slots)
+
+    def write_row(self, start: int, slots: Slots) -> None:
+        """Note the slots of the tokens from `start` on; those past the end are room."""
+        if self.marks is not None:
+            end = min(start + len(slots), len(self.row))
+            self.row[start:end] = slots[: end - start]
+
+    def all_tokens(self) -> Slots:
+        """Return prompt and all that will be generated, int64."""
+        return np.concatenate((self._tokens, np.asarray(self._outputs, dtype=np.int64)))
+
     def next_chunk(self, limit: int) -> int:
         """Return how many tokens to compute next, at most `limit`: up to the border, if any."""
         tokens = min(self.to_prefill, limit)
@@ -101,7 +128,9 @@ class Job:
     def leave(self) -> None:
         """Forget the request and the tokens, after the cache was told."""
         self.req = None
-        self._tokens = np.empty(0, dtype=np.int64)
+        self.row = _NONE
+        self.marks = None
+        self._tokens = _NONE
         self._outputs = []
 
 

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from radixtide.components.api import EvictResult, MatchResult, PoolStats
+from radixtide.components.api import EvictResult, MatchResult, MissReason, PoolStats
 
 Answer = TypeVar("Answer")
 
@@ -100,6 +100,39 @@ CUT_BY: Final = {
 """Which component shortened a match that names one of these reasons; otherwise it was Full."""
 
 
+TIERS: Final = ("device", "host", "storage")
+"""Where a hit may be found, from the fastest on."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was found of a prompt, after what could be loaded was.
+
+    ``match``: the match that says why it is not more. ``length``: units that are on the device now.
+    ``host``: how many of them were loaded from the host, ``storage``: how many of those were
+    fetched from storage just before.
+    """
+
+    match: MatchResult
+    length: int
+    host: int = 0
+    storage: int = 0
+
+    @property
+    def reason(self) -> MissReason:
+        """Why it is not more."""
+        match = self.match
+        if match.miss_reason is not MissReason.ON_HOST:
+            return match.miss_reason
+        if self.length < match.device_indices.numel() + match.host_hit_length:
+            return MissReason.ON_HOST  # and stayed there
+        return match.full_miss_reason or MissReason.NEVER_STORED
+
+    def upto(self, hits: int) -> list[tuple[str, int]]:
+        """Return each tier with the units that it and the faster ones have of the first `hits`."""
+        ends = (self.length - self.host, self.length - self.storage, self.length)
+        return [(tier, min(end, hits)) for tier, end in zip(TIERS, ends, strict=True)]
+
+
 class Tally(msgspec.Struct):
     """What became of the requests. Blocks and tokens are those of prompts.
 
@@ -107,7 +140,8 @@ class Tally(msgspec.Struct):
     ``looked_up`` are the tokens of those that were admitted so far. Of these, ``full_hits`` are
     what the match would have had if there were Full alone, and ``lost`` tells by reason what was
     not reused; ``cut`` is, by component, what it alone would have taken from Full's hits.
-    ``evicted``: slots by component. ``deferred``: admissions put off because the pool
+    ``evicted``: slots by component. ``tier_blocks``, ``tier_tokens``: hits by the tier on which
+    they were found. ``deferred``: admissions put off because the pool
     had no room. ``retracted``: times a running request gave its slots back and queued again.
     """
 
@@ -128,6 +162,8 @@ class Tally(msgspec.Struct):
     lost: Counter[str] = msgspec.field(default_factory=Counter)
     cut: Counter[str] = msgspec.field(default_factory=Counter)
     evicted: Counter[str] = msgspec.field(default_factory=Counter)
+    tier_blocks: Counter[str] = msgspec.field(default_factory=Counter)
+    tier_tokens: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
     def evicted_tokens(self) -> int:
@@ -156,9 +192,27 @@ class Tally(msgspec.Struct):
         self.token_hits += tokens
         self.miss_reasons[reason] += 1
 
-    def count_losses(self, match: MatchResult, hits: int, of: int, page: int) -> None:
+    def count_found(self, found: Found, of: int, block: int, page: int) -> int:
+        """Count what was found of a prompt of `of` tokens, and why not more; return the hit tokens.
+
+        A block is a hit when all its whole pages are: of a last, shorter block the tokens behind
+        its last whole page can not be cached by anyone.
+        """
+        hits = min(found.length, of)
+        whole_pages = of - of % page
+        blocks = tokens = 0
+        for tier, end in found.upto(hits):
+            more = end // block + (end == whole_pages and end % block > 0)
+            self.tier_blocks[tier] += more - blocks
+            self.tier_tokens[tier] += end - tokens
+            blocks, tokens = more, end
+        self.count_hits(blocks, hits, found.reason.value, of=of)
+        self.count_losses(found, hits, of, page)
+        return hits
+
+    def count_losses(self, found: Found, hits: int, of: int, page: int) -> None:
         """Count why the rest of a prompt of `of` tokens, of which `hits` were found, was not."""
-        reason = match.miss_reason.value
+        match, reason = found.match, found.reason.value
         full = min(max(match.full_kv_hit_length, hits), of)
         self.full_hits += full
         lost = self.lost
@@ -173,7 +227,7 @@ class Tally(msgspec.Struct):
             lost["unaligned_tail"] += tail
         if of - full > tail:
             # Behind what Full had, it is Full's reason that counts, whoever else cut the match.
-            lost[(match.full_miss_reason or match.miss_reason).value] += of - full - tail
+            lost[(match.full_miss_reason or found.reason).value] += of - full - tail
 
     def count_unaligned(self, tokens: int) -> None:
         """Count a prompt that is too short to be cached at all."""
@@ -246,4 +300,4 @@ class Series:
         self._every *= 2
 
 
-__all__ = ("CallTimes", "Histogram", "Sample", "Series", "Tally")
+__all__ = ("TIERS", "CallTimes", "Found", "Histogram", "Sample", "Series", "Tally")

@@ -9,7 +9,6 @@ from radixtide.cli.replay_metrics import CallTimes, Histogram, Sample, Series, T
 
 if TYPE_CHECKING:
     from radixtide.actors.cache import UnifiedRadixCache
-    from radixtide.components.api import MatchResult
 
 
 class Recording:
@@ -27,21 +26,6 @@ class Recording:
         self.whole = Histogram()
         self.now_ns = 0
         self._on_step = on_step
-
-    def count_match(self, match: MatchResult, prompt_len: int, block: int, page: int) -> int:
-        """Count what `match` found of a prompt of `prompt_len` tokens; return the hit tokens.
-
-        A block is a hit when all its whole pages are: of a last, shorter block the tokens behind
-        its last whole page can not be cached by anyone.
-        """
-        hits = min(match.device_indices.numel() + match.host_hit_length, prompt_len)
-        whole_pages = prompt_len - prompt_len % page
-        blocks = hits // block
-        if hits == whole_pages and hits % block:
-            blocks += 1
-        self.tally.count_hits(blocks, hits, match.miss_reason.value, of=prompt_len)
-        self.tally.count_losses(match, hits, prompt_len, page)
-        return hits
 
     async def step(
         self, cache: UnifiedRadixCache, now_ns: int, running: int = 0, waiting: int = 0

@@ -15,13 +15,15 @@ from typing import Literal
 
 import msgspec
 
-from radixtide.cli.replay_fit import Shape, fit_config
+from radixtide.cli.replay_clock import VirtualClock
+from radixtide.cli.replay_fit import fit_config
 from radixtide.cli.replay_hybrid import HybridReplay
 from radixtide.cli.replay_recording import Recording
 from radixtide.cli.replay_scheduler import Limits, Scheduler
 from radixtide.cli.replay_sequential import SequentialReplay
 from radixtide.cli.replay_source import Source, Summary, summarise
 from radixtide.cli.replay_synthetic import Kind, Synthetic
+from radixtide.cli.replay_tiers import Tiers
 from radixtide.cli.replay_trace import TraceFile
 from radixtide.components.api import PoolStats
 from radixtide.configs.errors import ConfigError
@@ -35,6 +37,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     ``scale``: what pools and their shapes are divided by.
     ``capacity_blocks``: pool size in blocks of the trace; 0: endless; None: as configured.
+    ``host_blocks``: size of the host tier likewise; 0: none. ``storage``: where the storage tier
+    is. ``bandwidth``: bytes a second of copies that are modelled.
     ``trace``: a file; None: generate traffic of ``synthetic``, ``requests`` of them.
     """
 
@@ -43,6 +47,9 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     scale: int = 1
     sequential: bool = False
     capacity_blocks: int | None = None
+    host_blocks: int | None = None
+    storage: str | None = None
+    bandwidth: float | None = None
     limit: int | None = None
     synthetic: Kind = Kind.MIXED
     requests: int = 5_000
@@ -154,14 +161,17 @@ async def _replay(
     from radixtide.actors.cache import UnifiedRadixCache
 
     interrupted = False
-    async with UnifiedRadixCache(config) as cache:
+    modelled = config.host is not None and config.host.bandwidth is not None
+    clock = VirtualClock() if modelled else None
+    async with UnifiedRadixCache(config, clock=clock) as cache:
+        tiers = Tiers(cache, recording.calls, clock)
         driver: HybridReplay | SequentialReplay | Scheduler
         if not options.sequential:
-            driver = Scheduler(cache, source.block, options.limits, recording)
-        elif Shape.of(config).is_plain:
-            driver = SequentialReplay(cache, source.block, recording)
+            driver = Scheduler(cache, source.block, options.limits, recording, tiers)
+        elif tiers.shape.is_plain:
+            driver = SequentialReplay(cache, source.block, recording, tiers)
         else:
-            driver = HybridReplay(cache, source.block, recording)
+            driver = HybridReplay(cache, source.block, recording, tiers)
         start = perf_counter()
         try:
             with _one_torch_thread():
@@ -170,6 +180,7 @@ async def _replay(
             # The runner turned Ctrl-C into this; what was done so far is still worth a report.
             interrupted = True
             await driver.abandon()
+        await tiers.settle()
         wall_s = perf_counter() - start
         await recording.sample(cache)
         stats = await recording.calls.timed("stats", cache.stats())

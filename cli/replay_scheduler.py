@@ -13,6 +13,10 @@ do, and passes by the cost of a step otherwise. A step is what an engine does be
 5. chunks are handed to the tree (``cache_unfinished_req``), clients that leave are let go
    (``abort_req``), requests that are complete end (``cache_finished_req``).
 
+Where there are tiers below the device, what storage has of a request that waits is fetched, and
+what its match finds on the host is loaded before it is admitted; see
+:mod:`radixtide.cli.replay_loading`.
+
 With a sliding window, slots are taken for one chunk at a time: a window's pool is much smaller than
 a long prompt, and a chunk's slots go back when the next one has a window of its own. What else
 windows and states ask for is told in :mod:`radixtide.cli.replay_engine`.
@@ -22,57 +26,34 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from radixtide.cli.replay_costs import Limits, step_ns
 from radixtide.cli.replay_engine import Engine, branch_point, states_to_take
 from radixtide.cli.replay_job import Arrivals, Job, abort_point
+from radixtide.cli.replay_loading import Loading
 from radixtide.cli.replay_recording import Recording
 from radixtide.cli.replay_source import TraceRequest
+from radixtide.cli.replay_tiers import Looked, Tiers
 from radixtide.components.api import AllocateParams, MatchPrefixParams
 from radixtide.components.request import Request
 from radixtide.configs.errors import OutOfSlots
 
 if TYPE_CHECKING:
     from radixtide.actors.cache import UnifiedRadixCache
-
-ITERATION_NS: Final = 5_000_000
-"""Virtual cost of one pass of the model, whatever is in it (5 ms)."""
-PREFILL_TOKEN_NS: Final = 10_000
-"""Virtual cost of one prompt token (10 us: 100,000 tokens a second, a few large accelerators)."""
-DECODE_SEQUENCE_NS: Final = 50_000
-"""Virtual cost of one more sequence in a decode pass (50 us)."""
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """How much the scheduler takes on.
-
-    ``token_budget``: tokens computed in a step, decoding included. ``chunk``: most prompt tokens of
-    one request in a step. ``max_running``: requests in the batch. ``decode_quantum``: tokens that
-    each decoding request may gain in a step, as so many passes of the model. ``abort_ratio``: share
-    of clients that leave before the end, chosen by ``seed``.
-    """
-
-    token_budget: int = 16_384
-    chunk: int = 8_192
-    max_running: int = 128
-    decode_quantum: int = 16
-    abort_ratio: float = 0.01
-    seed: int = 0
-
-
-def step_ns(prefill_tokens: int, sequences: int, passes: int) -> int:
-    """Return what a step costs: `passes` over `sequences` decoding requests, and the prefill."""
-    decode = passes * (ITERATION_NS + sequences * DECODE_SEQUENCE_NS)
-    return max(decode, ITERATION_NS) + prefill_tokens * PREFILL_TOKEN_NS
+    from radixtide.actors.tier_handles import LoadBack
 
 
 class Scheduler:
     """Serve a trace with many requests under way at once; see the module's docstring."""
 
     def __init__(
-        self, cache: UnifiedRadixCache, block: int, limits: Limits, recording: Recording
+        self,
+        cache: UnifiedRadixCache,
+        block: int,
+        limits: Limits,
+        recording: Recording,
+        tiers: Tiers,
     ) -> None:
         pools = cache.config.pools
         self._cache = cache
@@ -86,7 +67,9 @@ class Scheduler:
         )
         self._max_running = min(limits.max_running, pools.requests.max_requests)
         self._row_len = pools.requests.max_context
-        self._engine = Engine(cache, recording.calls)
+        self._tiers = tiers
+        self._loading = Loading(cache, tiers)
+        self._engine = Engine(cache, recording.calls, tiers)
         shape = self._engine.shape
         self._chunk = limits.chunk
         if shape.window and pools.swa is not None:
@@ -112,11 +95,10 @@ class Scheduler:
                 self._queue(request)
             while self._released:
                 self._queue(self._released.popleft())
-            if self._running or self._waiting:
+            if self._running or self._waiting or self._loading:
                 await self._step()
-                await self._recording.step(
-                    self._cache, self._now_ns, len(self._running), len(self._waiting)
-                )
+                waiting = len(self._waiting) + len(self._loading)
+                await self._recording.step(self._cache, self._now_ns, len(self._running), waiting)
             elif self._arrivals.next_ns is not None:
                 self._now_ns = max(self._now_ns, self._arrivals.next_ns)
             else:
@@ -126,6 +108,7 @@ class Scheduler:
         """Give back what all requests under way hold, after a cancellation."""
         under_way = [*self._running.values(), *([self._entering] if self._entering else [])]
         self._running.clear()
+        self._tally.aborted += await self._loading.abandon()
         for job in under_way:
             self._tally.aborted += 1
             if job.req is not None:
@@ -163,12 +146,16 @@ class Scheduler:
     # One step
 
     async def _step(self) -> None:
+        await self._tiers.come(self._now_ns)
         grown = await self._grow()
         budget = self._limits.token_budget - sum(tokens for _, tokens in grown)
         await self._admit(budget)
         chunks = await self._provided(self._chunks(budget))
         # Whoever was retracted for the sake of an older prompt's chunk has not grown.
         grown = [(job, tokens) for job, tokens in grown if job.req is not None]
+        if not self._running and self._loading:
+            self._now_ns = await self._tiers.await_event(self._now_ns, self._arrivals.next_ns)
+            return
         self._now_ns += step_ns(
             sum(tokens for _, tokens in chunks),
             len(grown),
@@ -213,46 +200,79 @@ class Scheduler:
         try:
             await self._allocate(job, tokens)
         except OutOfSlots:
-            if len(self._running) == 1:
+            given_up = await self._loading.give_up_newest()
+            if given_up is not None:
+                self._waiting.appendleft(given_up)
+                self._gate_open = False
+            elif len(self._running) == 1:
                 raise  # it fits in an empty pool: somebody else holds slots
-            await self._retract()
+            else:
+                await self._retract()
             return False
         return True
 
     async def _admit(self, budget: int) -> None:
         """Admit waiting requests, first come first served."""
+        await self._loading.fetch_ahead(self._waiting)
+        for coming in await self._loading.arrived():
+            async with coming.handle:
+                entered = await self._enter(coming.job, coming.params, coming.handle)
+            self._admitted(coming.job, entered)
         pending = sum(job.to_prefill for job in self._running.values())
         while (
             self._waiting
-            and len(self._running) < self._max_running
+            and len(self._running) + len(self._loading) < self._max_running
             and pending < budget
             and (self._gate_open or not self._running)
         ):
             job = self._waiting.popleft()
-            if await self._enter(job):
-                pending += job.to_prefill
-            elif self._running:
-                self._waiting.appendleft(job)
-                self._gate_open = False
-            else:
-                self._refuse(job.source)
+            params = await self._look_up(job)
+            if await self._loading.begin(job, params):
+                continue
+            entered = await self._enter(job, params)
+            if not self._admitted(job, entered):
+                break
+            pending += job.to_prefill
 
-    async def _enter(self, job: Job) -> bool:
-        """Match `job` and take its slots; return False, holding nothing, if there are too few."""
-        cache, calls, shape = self._cache, self._recording.calls, self._engine.shape
+    def _admitted(self, job: Job, entered: bool) -> bool:
+        """Put `job` back in line unless it has entered; return whether others may try."""
+        if entered:
+            return True
+        if not self._running and not self._loading:
+            self._refuse(job.source)
+            return True
+        self._waiting.appendleft(job)
+        self._gate_open = False
+        return False
+
+    async def _look_up(self, job: Job) -> MatchPrefixParams:
+        """Return how `job` will match, when storage has given what it could."""
         req = job.enter()
+        job.fetched += await self._loading.fetched(job)
+        return MatchPrefixParams(
+            key=req.key(), req=req, lock=True, cow_mamba=self._engine.shape.states > 0
+        )
+
+    async def _enter(
+        self, job: Job, params: MatchPrefixParams, handle: LoadBack | None = None
+    ) -> bool:
+        """Match `job` and take its slots; return False, holding nothing, if there are too few.
+
+        `handle`: a load of it that is over.
+        """
+        cache, calls, shape = self._cache, self._recording.calls, self._engine.shape
+        job.req = req = params.req
+        assert req is not None
+        self._entering = job
         if job.total <= self._row_len:
             req.req_pool_idx = cache.req_to_token_pool.alloc()
-        job.req = req
-        self._entering = job
-        match = await calls.timed(
-            "match_prefix",
-            cache.match_prefix(
-                MatchPrefixParams(key=req.key(), req=req, lock=True, cow_mamba=shape.states > 0)
-            ),
-        )
-        job.committed = job.provided = match.device_indices.numel()
-        job.border = branch_point(shape, match)
+        if handle is None:
+            looked = await self._tiers.look_up(params, job.fetched)
+        else:
+            looked = await self._tiers.taken(params, handle, job.fetched)
+        await self._check(job, req, looked)
+        job.committed = job.provided = looked.found.length
+        job.border = branch_point(shape, looked.match)
         tokens = job.next_chunk(self._chunk) if shape.window else job.to_prefill
         states = states_to_take(shape, req)
         try:
@@ -267,8 +287,17 @@ class Scheduler:
         self._running[job.source.number] = job
         if not job.counted:
             job.counted = True
-            self._recording.count_match(match, job.source.input_length, self._block, self._page)
+            length = job.source.input_length
+            self._tally.count_found(looked.found, length, self._block, self._page)
         return True
+
+    async def _check(self, job: Job, req: Request, looked: Looked) -> None:
+        """Check the bytes of what was found, where there are any, and begin the job's row."""
+        marks = self._tiers.marks(job.all_tokens()) if self._tiers.content else None
+        what, length = f"request {job.source.number}", looked.found.length
+        await self._tiers.check(looked, marks, what)
+        self._tiers.check_state(req.mamba_pool_idx, marks, length, what)
+        job.keep_row(marks, looked.row)
 
     def _chunks(self, budget: int) -> list[tuple[Job, int]]:
         """Share `budget` among the prompts to compute, first come first served."""
@@ -290,12 +319,15 @@ class Scheduler:
         start, job.committed = job.committed, job.committed + tokens
         req.kv_committed_len = job.committed
         self._tally.prefilled_tokens += tokens
-        await self._engine.computed(req, start, job.committed)
+        await self._tiers.write(job.row, job.marks, start, job.committed)
+        await self._engine.computed(req, start, job.committed, job.marks)
         if job.to_prefill or job.left:
             await self._recording.calls.timed(
                 "cache_unfinished_req",
                 self._cache.cache_unfinished_req(req, chunked=job.to_prefill > 0),
             )
+            if req.prefix_indices is not None:
+                job.write_row(0, req.prefix_indices.numpy())
 
     async def _commit_growth(self, job: Job, tokens: int) -> None:
         """Note generated tokens, or let the client go."""
@@ -308,7 +340,8 @@ class Scheduler:
         job.grow(req, tokens)
         self._tally.output_tokens += tokens
         req.kv_committed_len = job.committed
-        await self._engine.computed(req, start, job.committed)
+        await self._tiers.write(job.row, job.marks, start, job.committed)
+        await self._engine.computed(req, start, job.committed, job.marks)
         if not job.let_go:
             job.let_go = await self._engine.passed(req)
 
@@ -317,6 +350,7 @@ class Scheduler:
             "allocate",
             self._cache.allocate(AllocateParams(num_tokens=tokens, mamba_num=states, req=job.req)),
         )
+        job.write_row(job.provided, taken.indices.numpy())
         job.provided += tokens
         self._tally.count_evicted(taken.evicted)
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from radixtide.components.request import Request
+from radixtide.tiers.storage.base import StoreStats
 from radixtide.tree.key import RadixKey
 
 Slots = npt.NDArray[np.int64]
@@ -126,7 +127,8 @@ class MatchResult(msgspec.Struct, frozen=True, gc=False):
 
     ``device_indices``: int64 CPU tensor, shape (device match length,); the caller may write to it.
     ``full_kv_hit_length``: length of the Full match on any tier, whatever other components say.
-    ``full_miss_reason``: where another component cut the match: why that one was not longer.
+    ``full_miss_reason``: where another component cut the match: why that one was not longer; where
+    the host has more of it: why the match with that is not longer.
     ``component_hit_lengths``: there, how long each of the other components alone would have let it
     be, by name. ``swa_branching_seqlen``, ``mamba_branching_seqlen``: where the match was cut, the
     length up to which state of these would be worth computing again.
@@ -161,7 +163,9 @@ class InsertParams(msgspec.Struct, frozen=True, tag=True, gc=False):
 
     ``value``: the device slots of the key's units, shape (n,), n at least the page-aligned length;
     units below ``prev_prefix_len`` are the tree's own already and are not looked at. Slots from
-    there on must be held by the caller. Slots past ``InsertResult.inserted_len`` stay the caller's.
+    there on must be held by the caller. Slots past ``InsertResult.inserted_len`` stay the caller's,
+    a ``mamba_value`` too where that is less than the key. ``ready``: when the state is written: a
+    CUDA event, a future, or None for now.
     """
 
     key: RadixKey
@@ -170,6 +174,7 @@ class InsertParams(msgspec.Struct, frozen=True, tag=True, gc=False):
     prev_prefix_len: int = 0
     component_evicted_seqlens: dict[str, int] = {}
     priority: int = 0
+    ready: Any = None
 
     def given(self) -> dict[str, SlotInput] | None:
         """Return the slots of other pools that come with the insert, by component."""
@@ -362,7 +367,7 @@ class CacheStats(msgspec.Struct, frozen=True):
     ``pools[component][tier]``: sizes. ``actors[name]``: coordinator and one actor a component.
     ``receipts``: locks that live. ``requests``: requests that hold something. ``pinned``: pinned
     slots. ``counters``: totals since the start (matches, hit and missed units, evictions, misses
-    by reason).
+    by reason). ``storage``: what the storage has and did, where there is one.
     """
 
     pools: dict[str, dict[str, PoolStats]]
@@ -373,6 +378,7 @@ class CacheStats(msgspec.Struct, frozen=True):
     pinned: int
     generation: int
     counters: dict[str, int]
+    storage: StoreStats | None = None
 
 
 class Violation(msgspec.Struct, frozen=True):

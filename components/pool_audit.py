@@ -99,10 +99,11 @@ def audit_pool(
     sizes = component.sizes()
     parts = sizes.free + sizes.evictable + sizes.protected + sizes.held + sizes.in_flight
     if parts != sizes.size:
+        moving = f" + in flight {sizes.in_flight}" if sizes.in_flight else ""
         report(
             "sizes",
             f"free {sizes.free} + evictable {sizes.evictable} + protected {sizes.protected} + "
-            f"held {sizes.held} + in flight {sizes.in_flight} = {parts}, not {sizes.size}",
+            f"held {sizes.held}{moving} = {parts}, not {sizes.size}",
         )
     for what in ("free", "evictable", "protected", "held", "in_flight"):
         if getattr(sizes, what) < 0:

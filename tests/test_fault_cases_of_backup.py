@@ -154,7 +154,7 @@ async def test_k2_3_fragments_of_a_node_that_is_being_stored_keep_their_host_pag
     delivery: Delivery, components: Components, page_size: int, demoted: bool, tmp_path: Path
 ) -> None:
     """While a store reads host pages, a split and a crowd that wants them change nothing."""
-    fields: dict[str, Any] = {"page_size": page_size, "url": address(tmp_path), "window": 2}
+    fields: dict[str, Any] = {"page_size": page_size, "url": address(tmp_path), "window": 8}
     small: dict[str, Any] = {"host_pages": 16, "host_swa_pages": 16, "host_states": 4, **BIG}
     async with tiers(delivery, components, **fields, **small) as t:
         await bring_to(t, "storing")

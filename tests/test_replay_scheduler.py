@@ -6,12 +6,12 @@ from typing import Any
 from radixtide.actors.cache import UnifiedRadixCache
 from radixtide.cli.replay_job import abort_point
 from radixtide.cli.replay_recording import Recording
-from radixtide.cli.replay_scheduler import (
+from radixtide.cli.replay_scheduler import Scheduler
+from radixtide.cli.replay_costs import (
     DECODE_SEQUENCE_NS,
     ITERATION_NS,
     PREFILL_TOKEN_NS,
     Limits,
-    Scheduler,
     step_ns,
 )
 from radixtide.cli.replay_source import TraceRequest

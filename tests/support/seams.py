@@ -5,29 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from radixtide import UnifiedRadixCache
-from radixtide.tiers.copy_engine import CopyEngine
 from radixtide.tiers.host_pool import HostPool
-from radixtide.tiers.storage.base import StorageBackend
 from support.held_engine import HeldEngine
 from support.troubled_store import TroubledStore
 
 
-def tiering(cache: UnifiedRadixCache) -> Any:
-    """Return the actor that moves data between tiers."""
-    actor: Any = cache._tiering
-    return actor
-
-
 def host_pools(cache: UnifiedRadixCache) -> dict[str, HostPool]:
     """Return the memory of the host tier, by component."""
-    pools: dict[str, HostPool] = tiering(cache).host_pools
-    return pools
+    return cache.host_pools
 
 
 def hold_engine(cache: UnifiedRadixCache) -> HeldEngine:
     """Put an engine that a test controls before the real one of an open cache."""
-    actor = tiering(cache)
-    inner: CopyEngine = actor.engine
+    actor = cache._tiering
+    assert actor is not None
+    inner = actor.engine
     pools = host_pools(cache)
 
     def spoil(job: Any) -> None:
@@ -49,12 +41,12 @@ def hold_engine(cache: UnifiedRadixCache) -> HeldEngine:
 
 def trouble_store(cache: UnifiedRadixCache) -> TroubledStore | None:
     """Put a store that a test controls before the real one of an open cache, where it has one."""
-    actor = tiering(cache)
-    inner: StorageBackend | None = actor.store
-    if inner is None:
+    actor = cache._tiering
+    if actor is None or actor.storage is None:
         return None
-    troubled = TroubledStore(inner)
-    actor.store = troubled
+    guarded = actor.storage.backend
+    troubled = TroubledStore(guarded.backend)
+    guarded.backend = troubled
     return troubled
 
 

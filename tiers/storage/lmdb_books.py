@@ -95,11 +95,14 @@ class Books:
     def remove(self, chain: bytes, size: int) -> None:
         """Note that `chain` holds a page of `size` bytes less."""
         record = self._read(chain)
-        if record is None:
-            return
-        self.size -= size
-        self.values -= 1
-        self._write(chain, record, record._replace(size=record.size - size))
+        if record is not None:
+            self._shrink(chain, record, min(size, record.size), 1)
+
+    def drop(self, chain: bytes, values: int) -> None:
+        """Note that `chain` holds nothing any more; it held `values` pages."""
+        record = self._read(chain)
+        if record is not None:
+            self._shrink(chain, record, record.size, values)
 
     def touch(self, chain: bytes) -> None:
         """Note that `chain` was used."""
@@ -119,6 +122,11 @@ class Books:
         totals = Totals(self._number, self.size, self.values)
         self._txn.put(b"totals", _TOTALS.pack(*totals), db=self._tables.meta)
         return totals
+
+    def _shrink(self, chain: bytes, record: _Record, size: int, values: int) -> None:
+        self.size -= size
+        self.values = max(self.values - values, 0)
+        self._write(chain, record, record._replace(size=record.size - size))
 
     def _next(self) -> int:
         self._number += 1

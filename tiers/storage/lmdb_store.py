@@ -259,15 +259,16 @@ class LmdbStore(ThreadedBackend):
     def _store(self, txn: Any, books: Books, put: Put, permit: Permit) -> None:
         name, chain = _bytes(put.key), put.key.chain.encode()
         before = txn.get(name, db=self._tables.heads)
+        size = 0 if before is None else self._footprint(txn, name, before)
         with permit.touching():
             head = seal(put.key, put.source, put.digest)
-            if before is not None and read_head(before)[1:] == read_head(head)[1:]:
+            if before == head:
                 books.touch(chain)
                 return
             txn.put(name, put.source, db=self._tables.pages)
         txn.put(name, head, db=self._tables.heads)
         if before is not None:
-            books.remove(chain, footprint(read_head(before).length))
+            books.remove(chain, size)
         books.add(chain, (put.key.parent or "").encode(), footprint(len(put.source)))
 
     def _evict(self, txn: Any, books: Books) -> int:
@@ -277,7 +278,9 @@ class LmdbStore(ThreadedBackend):
             raise _NoRoom
         names = list(self._names_of(txn, chain))
         for name in names:
-            self._remove(txn, books, chain, name)
+            txn.delete(name, db=self._tables.heads)
+            txn.delete(name, db=self._tables.pages)
+        books.drop(chain, len(names))
         return len(names)
 
     def _names_of(self, txn: Any, chain: bytes) -> Iterable[bytes]:
@@ -291,9 +294,16 @@ class LmdbStore(ThreadedBackend):
     def _remove(self, txn: Any, books: Books, chain: bytes, name: bytes) -> None:
         head = txn.get(name, db=self._tables.heads)
         if head is not None:
+            books.remove(chain, self._footprint(txn, name, head))
             txn.delete(name, db=self._tables.heads)
             txn.delete(name, db=self._tables.pages)
-            books.remove(chain, footprint(read_head(head).length))
+
+    def _footprint(self, txn: Any, name: bytes, head: bytes) -> int:
+        """Return what a stored page counts for, also when its head can not be read."""
+        try:
+            return footprint(read_head(head).length)
+        except BadFrame:
+            return footprint(len(txn.get(name, db=self._tables.pages) or b""))
 
     def _make_room(self, size: int) -> bool:
         """Evict about `size` bytes in a transaction of its own; return whether anything went."""

@@ -137,24 +137,26 @@ class MooncakeStore(ThreadedBackend):
         return Found(digest)
 
     def _write(self, puts: list[Put], permit: Permit) -> list[bool]:
-        stored = [False] * len(puts)
-        for batch in self._batches([len(put.source) + HEAD_MAX for put in puts]):
+        # A name twice in one request would leave two values, and readers either of them.
+        once = list({put.key.name: put for put in puts}.values())
+        stored = {put.key.name: False for put in once}
+        for batch in self._batches([len(put.source) + HEAD_MAX for put in once]):
             sizes = []
             for place, start, _ in batch:
-                put, out = puts[place], self._buffer.data[start:]
+                put, out = once[place], self._buffer.data[start:]
                 with permit.touching():
                     sizes.append(encode_into(out, put.key, put.source, put.digest))
             # As `put`, but what is there under the name is replaced.
             answers = self._client.batch_upsert_from(
-                [_name(puts[place].key) for place, _, _ in batch],
+                [_name(once[place].key) for place, _, _ in batch],
                 [self._buffer.ctypes.data + start for _, start, _ in batch],
                 sizes,
             )
             for (place, _, _), answer in zip(batch, answers, strict=True):
                 if answer not in (0, _EXISTS, *_NO_ROOM):
                     raise StorageFailed(f"mooncake: a page could not be stored (error {answer})")
-                stored[place] = answer in (0, _EXISTS)
-        return stored
+                stored[once[place].key.name] = answer in (0, _EXISTS)
+        return [stored[put.key.name] for put in puts]
 
     def _delete(self, keys: Sequence[PageKey]) -> None:
         # By force: a lease that a reader took seconds ago would keep the page.

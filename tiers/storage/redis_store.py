@@ -62,7 +62,8 @@ class RedisStore(ThreadedBackend):
 
     def _exists(self, keys: Sequence[PageKey], permit: Permit) -> list[bool]:
         def ask() -> list[Any]:
-            with self._client.pipeline(transaction=False) as pipeline:
+            # In one transaction, so that a call's pages are all there or none.
+            with self._client.pipeline(transaction=True) as pipeline:
                 for key in keys:
                     pipeline.exists(_name(key))
                 return pipeline.execute()

@@ -1,0 +1,214 @@
+"""Random walks over the hooks of the host tier: after each step all is recounted and read again.
+
+The plain model is the bytes: the bench writes a name of its own for every unit that is computed,
+moves the names as the transfers say, and reads them where the nodes say. The walks split nodes
+under pins, locks and transfers, end these in any order, well or not, and rebuild all components in
+between, which must change nothing.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from radixtide.tree.node import IN_STORAGE, ON_DEVICE, ON_HOST
+from support.host_jobs import HostWorld
+
+SETS = {
+    "full": ("full",),
+    "swa": ("full", "swa"),
+    "mamba": ("full", "mamba"),
+    "all": ("full", "swa", "mamba"),
+}
+STEPS = 120
+
+
+class Walker:
+    """One random walk over a small, tight world."""
+
+    def __init__(self, seed: int, components: tuple[str, ...], page_size: int, policy: str) -> None:
+        self.dice = random.Random(seed)
+        page = page_size
+        self.world = HostWorld(
+            components,
+            page_size=page,
+            size=24 * page,
+            swa_size=14 * page,
+            window=2 * page + (1 if page > 1 else 0),
+            states=6,
+            host={"full": 30 * page, "swa": 12 * page, "mamba": 5},
+            policy=policy,
+        )
+        self.page = page
+
+    def tokens(self) -> list[int]:
+        """Return a sequence of pages that shares its beginning with others."""
+        pages = self.dice.randint(1, 9)
+        branch = 0
+        tokens: list[int] = []
+        for at in range(pages):
+            if self.dice.random() < 0.3:
+                branch = self.dice.randint(0, 2)
+            tokens += [branch * 1000 + at * self.page + i for i in range(self.page)]
+        return tokens
+
+    def step(self) -> str:
+        """Do one thing; return its name."""
+        choice = self.dice.choices(list(self.DO), [weight for weight, _ in self.DO.values()])[0]
+        self.DO[choice][1](self)
+        return choice
+
+    def insert(self) -> None:
+        tokens = self.tokens()
+        swa = None if self.dice.random() < 0.6 else self.dice.randint(0, 3) * self.page
+        prev = 0
+        if self.dice.random() < 0.5:
+            walk = self.world.walk(tokens)
+            here = [node for node in walk.path if node.tiers & ON_DEVICE]
+            prev = here[-1].end if here else 0
+        if prev < len(tokens):
+            self.world.insert(tokens, swa=swa, state=self.dice.random() < 0.7, prev=prev)
+
+    def lock(self) -> None:
+        nodes = list(self.world.tree)
+        if nodes and len(self.world.receipts) < 4:
+            self.world.lock(self.dice.choice(nodes))
+
+    def unlock(self) -> None:
+        if self.world.receipts:
+            self.world.unlock(self.dice.randrange(len(self.world.receipts)))
+
+    def use(self) -> None:
+        world = self.world
+        walk = world.walk(self.tokens())
+        path = walk.path
+        usable = world.usable(walk, True)
+        either = world.usable(walk, False)
+        world.touch(path[: max(usable, either)])
+        for part in world.parts:
+            if usable:
+                part.finalize_match_result(path[:usable])
+            if either > usable:
+                first = sum(bool(node.tiers & ON_DEVICE) for node in path[:either])
+                takes = part.finalize_host_match(path[:either], first)
+                assert takes >= part.load_need(path[:either], first).slots
+
+    def split(self) -> None:
+        world = self.world
+        long = [node for node in world.tree if node.length > self.page]
+        splits = []
+        for node in self.dice.sample(long, min(2, len(long))):
+            # Several in one message, the deepest first, each hook after all, as the coordinator does.
+            for _ in range(self.dice.randint(1, 2)):
+                pages = node.length // self.page
+                if pages > 1:
+                    splits.append(world.cut(node, self.dice.randrange(1, pages) * self.page))
+                    node = splits[-1][0]
+        world.split(*splits)
+
+    def evict(self) -> None:
+        part = self.dice.choice(self.world.parts)
+        self.world.evict(part, self.dice.randint(1, 6) * part.allocator.page_size)
+
+    def evict_host(self) -> None:
+        part = self.dice.choice(self.world.parts)
+        self.world.evict_host(part, self.dice.randint(1, 6) * part.allocator.page_size)
+
+    def backup(self) -> None:
+        nodes = [node for node in self.world.tree if node.tiers & ON_DEVICE]
+        if nodes:
+            self.world.begin_backup(self.dice.choice(nodes))
+
+    def load(self) -> None:
+        nodes = list(self.world.tree)
+        if nodes:
+            node = self.dice.choice(nodes)
+            tokens = b"".join(at.piece for at in self.world.path(node))
+            self.world.begin_load([int(token) for token in memoryview(tokens).cast("q")])
+
+    def end(self) -> None:
+        world = self.world
+        if not world.jobs:
+            return
+        ready = [
+            number
+            for number, job in world.jobs.items()
+            if job.kind == "load"
+            or all(
+                node.parent is None
+                or node.parent.parent is None
+                or node.parent.tiers & ON_HOST
+                or node.parent in job.nodes
+                for node in job.nodes
+            )
+        ]
+        if ready:
+            number = self.dice.choice(ready)
+            ok = self.dice.random() < 0.7
+            if world.jobs[number].kind == "load":
+                world.end_load(number, ok)
+            else:
+                world.end_backup(number, ok)
+
+    def store(self) -> None:
+        nodes = [node for node in self.world.tree if node.tiers & ON_HOST]
+        if nodes:
+            node = self.dice.choice(nodes)
+            self.world.store([node], not node.tiers & IN_STORAGE or self.dice.random() < 0.7)
+
+    def fetch(self) -> None:
+        self.world.fetch(
+            self.tokens(), swa=self.dice.randint(0, 3) * self.page, state=self.dice.random() < 0.5
+        )
+
+    def rebuild(self) -> None:
+        before = self.picture()
+        assert self.world.rebuild() == []
+        assert self.picture() == before
+
+    def picture(self) -> list[object]:
+        """Return all that a repair must leave as it was."""
+        parts = self.world.parts
+        for part in parts:
+            # What a touch made smaller is found late; once all was looked at, nothing is.
+            part.drive_host_eviction(10**6)
+        return [
+            [part.describe(node) for node in self.world.tree for part in parts],
+            [(part.sizes(), part.host_sizes(), part.lru_lengths()) for part in parts],
+            [part.drive_eviction(10**6) for part in parts],
+            [part.drive_host_eviction(10**6) for part in parts],
+        ]
+
+    DO = {
+        "insert": (10, insert),
+        "lock": (3, lock),
+        "unlock": (3, unlock),
+        "use": (3, use),
+        "split": (3, split),
+        "evict": (4, evict),
+        "evict_host": (3, evict_host),
+        "backup": (8, backup),
+        "load": (8, load),
+        "end": (10, end),
+        "store": (2, store),
+        "fetch": (2, fetch),
+        "rebuild": (1, rebuild),
+    }
+
+    def walk(self, steps: int) -> dict[str, int]:
+        """Take steps; return how often something of each kind was seen under way."""
+        seen: dict[str, int] = {}
+        for _ in range(steps):
+            done = self.step()
+            self.world.check()
+            seen[done] = seen.get(done, 0) + 1
+        return seen
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_walk_is_sound_at_every_step(name: str, page_size: int, seed: int) -> None:
+    policy = ("lru", "lfu", "mru", "tlru")[seed % 4]
+    Walker(seed, SETS[name], page_size, policy).walk(STEPS)
