@@ -227,11 +227,7 @@ class UnifiedRadixCache(TieredCache):
 
     def post_release(self, receipt: LockReceipt) -> None:
         """Release a receipt without waiting; an error is logged. For ``hold``."""
-        cell = self._coordinator or self._closed()
-        if cell.open:
-            cell.system.tell(cell, calls.DecLockRef(receipt))
-            if self._given is not None:
-                self._given.set()
+        self.post(calls.DecLockRef(receipt))
 
     # -- requests -------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from radixtide.actors.storage_jobs import StorageJobs
 from radixtide.actors.system import ActorSystem
 from radixtide.actors.tier_making import Clock, make_copy_engine, make_host_pools, open_storage_jobs
 from radixtide.actors.tier_state import TierState
-from radixtide.actors.tiering import TieringActor
+from radixtide.actors.tiering import TieringActor, report_of_failure
 from radixtide.components.base import TreeComponent
 from radixtide.components.checks import as_seconds
 from radixtide.components.policies import plugin_policies
@@ -66,6 +66,7 @@ class CacheLife:
         self._resetting = False
         self._given: anyio.Event | None = None
         self._tiering: TieringActor | None = None
+        self._tiering_cell: Cell | None = None
         self.kv_pool: TokenToKVPool | None = None
         self.memory: dict[str, Any] = {}
         self.host_pools: dict[str, HostPool] = {}
@@ -147,8 +148,7 @@ class CacheLife:
         tiers.storing = storage is not None
         tiers.layers = max((pool.layers for pool in self.host_pools.values()), default=1)
         state.tiers = tiers
-        cell = system.spawn(tiering)
-        tiers.tell = lambda message: system.tell(cell, message, "coordinator")
+        self._tiering_cell = system.spawn(tiering)
 
     def _join(
         self,
@@ -158,8 +158,21 @@ class CacheLife:
         tiers: TierState,
     ) -> None:
         """Connect coordinator and tiering actor."""
-        assert isinstance(coordinator, ConversingCell)
-        tiering.attach(system.loop, lambda report: system.tell(coordinator, report, tiering.name))
+        assert isinstance(coordinator, ConversingCell) and self._tiering_cell is not None
+        cell = self._tiering_cell
+
+        def report(message: Any) -> None:
+            if coordinator.open:
+                system.tell(coordinator, message, tiering.name)
+
+        def failed(message: Any) -> None:
+            tiers.down = not cell.open
+            answer = report_of_failure(message)
+            if answer is not None:
+                system.loop.call_soon(report, answer)
+
+        tiering.attach(system.loop, report)
+        tiers.tell = lambda message: system.tell(cell, message, "coordinator", failed)
         tiers.let_in = coordinator.let_in
         tiers.in_line = lambda line: bool(coordinator.lines.get(line))
 
@@ -216,10 +229,12 @@ class CacheLife:
     # -- how a call runs ------------------------------------------------------------
 
     def post(self, message: Any) -> None:
-        """Send a call that gives, and wait for nothing."""
-        system = self._open_system()
-        assert self._coordinator is not None
-        system.tell(self._coordinator, message)
+        """Send a call that gives, and wait for nothing; an error is logged."""
+        cell = self._coordinator or self._closed()
+        if cell.open:
+            cell.system.tell(cell, message)
+            if self._given is not None:
+                self._given.set()
 
     def now(self) -> float:
         """Return the time of the loop, in seconds."""

@@ -159,6 +159,8 @@ def note_census(state: State, carrier: Census) -> None:
     for node in state.tree:
         here = ON_DEVICE if node.id in carrier.nodes else 0
         there = ON_HOST if node.id in carrier.host_nodes else 0
+        if node.tiers & ON_DEVICE and not here:
+            node.epoch += 1
         node.tiers = here | there | (node.tiers & IN_STORAGE)
 
 

@@ -46,14 +46,15 @@ def queue_path(tiers: TierState, node: Node, ready: Any = None) -> None:
         tiers.queue(one, ready)
 
 
-def begin_backups(state: State, most: int | None = None) -> Generator[Any, Any, None]:
-    """Begin backups of what waits, within the limits of what may be on its way.
-
-    `most`: nodes to begin at most, where ranks have agreed on that.
-    """
+def begin_backups(state: State) -> Generator[Any, Any, None]:
+    """Begin backups of what waits, within the limits of what may be on its way."""
     tiers = state.tiers
     assert tiers is not None
     host = tiers.host
+    if tiers.down:
+        while tiers.backlog:
+            tiers.backlog.popleft().job &= ~QUEUED
+        tiers.ready.clear()
     while tiers.backlog and tiers.jobs.count(BACKUP) < host.jobs_max:
         room = host.units_in_flight - tiers.jobs.units[BACKUP]
         if room <= 0 and tiers.jobs.units[BACKUP]:
@@ -102,6 +103,8 @@ def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
     tiers = state.tiers
     assert tiers is not None
     counters = tiers.counters
+    if tiers.down:
+        return False
     anchors = [node.parent for node in nodes if node.parent is not None]
     spare = tuple(dict.fromkeys((*anchors, *nodes)))
     need, free = yield state.carrier, BackupNeed(nodes)

@@ -36,6 +36,7 @@ from radixtide.actors.tier_state import FetchRecord, TierState
 from radixtide.components.api import Slots
 from radixtide.components.outcomes import Shortage
 from radixtide.components.request import Request
+from radixtide.configs.errors import RadixtideError
 from radixtide.tiers.page_hash import namespace_seed
 from radixtide.tree.key import RadixKey
 from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_HOST, Node
@@ -77,7 +78,7 @@ def prefetch(state: State, p: PrefetchCall) -> Conversation:
     state.check_key(p.key)
     if p.req is not None:
         state.check_request_key(p.req, p.key)
-    if tiers is None or not tiers.storing or tiers.storage is None:
+    if tiers is None or not tiers.storing or tiers.storage is None or tiers.down:
         return FetchStarted(0, 0)
     walk = state.tree.walk(p.key)
     missing = walk.limit - walk.matched
@@ -133,24 +134,38 @@ def found(state: State, job: Job, report: Found) -> Generator[Any, Any, None]:
         tiers.counters.prefetch_dropped += 1
         yield from _over(state, tiers, job, 0)
         return
+    try:
+        enough = yield from _take_slots(state, job, report, pages, taken)
+    except RadixtideError:
+        enough = False
+    if not enough:
+        tiers.counters.prefetch_dropped += 1
+        yield state.all(ReleaseHost(taken))
+        yield from _over(state, tiers, job, 0)
+        return
+    job.slots = taken
+    job.pages = pages
+    job.report = None
+    tiers.tell(StartFetch(job.number, job.begin // page + pages, taken))
+
+
+def _take_slots(
+    state: State, job: Job, report: Found, pages: int, taken: dict[str, Slots]
+) -> Generator[Any, Any, bool]:
+    """Take the host slots of a fetch, into `taken`; return whether there were enough."""
     for cell in state.cells:
         wanted = pages if cell is state.carrier else report.parts.get(cell.name, 0)
         if not wanted:
             continue
         reply = yield cell, ReserveHost(wanted, job.number)
         if isinstance(reply, Shortage):
-            yield from evict_host(state, cell, reply.wanted - reply.sizes.free, spare)
+            missing = reply.wanted - reply.sizes.free
+            yield from evict_host(state, cell, missing, tuple(job.pinned))
             reply = yield cell, ReserveHost(wanted, job.number)
         if isinstance(reply, Shortage):
-            tiers.counters.prefetch_dropped += 1
-            yield state.all(ReleaseHost(taken))
-            yield from _over(state, tiers, job, 0)
-            return
+            return False
         taken[cell.name] = reply
-    job.slots = taken
-    job.pages = pages
-    job.report = None
-    tiers.tell(StartFetch(job.number, job.begin // page + pages, taken))
+    return True
 
 
 def end_fetch(state: State, job: Job, report: FetchDone) -> Generator[Any, Any, None]:

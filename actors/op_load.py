@@ -33,7 +33,7 @@ from radixtide.actors.tier_state import LoadRecord, TierState
 from radixtide.components.api import LockReceipt, Slots
 from radixtide.components.outcomes import LoadNeed, Moving
 from radixtide.components.request import Request
-from radixtide.configs.errors import InvalidRequest
+from radixtide.configs.errors import InvalidRequest, RadixtideError
 from radixtide.tiers.copy_engine import LayerGate, Transfer
 from radixtide.tiers.slots import EMPTY
 from radixtide.tree.key import RadixKey
@@ -122,6 +122,9 @@ def load_back(state: State, p: LoadBackCall) -> Conversation:
     except MustWait:
         yield state.all(Unlock(node, records))
         return WAIT_FOR_ROOM
+    except RadixtideError:
+        yield state.all(Unlock(node, records))
+        raise
     if begun is None:
         tiers.counters.loads_refused += 1
         yield state.all(Unlock(node, records))
@@ -151,21 +154,19 @@ def _begin(
         return jobs
     units = needs[0].slots
     quota = tiers.host.load_back_quota
-    if tiers.jobs.count(LOAD) >= tiers.host.jobs_max:
+    if tiers.down or tiers.jobs.count(LOAD) >= tiers.host.jobs_max:
         return None
     if quota and tiers.jobs.units[LOAD] + units > quota:
         return None
     yield state.all(PinHost(nodes))
     try:
         room = yield from _make_room(state, needs, tuple(path))
-    except MustWait:
+    except (MustWait, RadixtideError):
         yield state.all(UnpinHost(nodes))
         raise
     if not room:
         yield state.all(UnpinHost(nodes))
         return None
-    # What was evicted for it may have been auxiliary data of these very nodes.
-    needs = yield state.all(LoadNeeds(path, first))
     number = state.ledger.next_holder()
     by_name = {name: need.nodes for name, need in zip(state.names, needs, strict=True)}
     records = yield state.all(LockSplit(node, ()))

@@ -27,7 +27,7 @@ def begin_stores(state: State) -> Generator[Any, Any, None]:
     assert tiers is not None and tiers.storage is not None
     while tiers.to_store and tiers.jobs.count(STORE) < tiers.storage.queue_max:
         node = tiers.to_store.popleft()
-        if not tiers.storing or node.parent is None or not node.tiers & ON_HOST:
+        if tiers.down or not tiers.storing or node.parent is None or not node.tiers & ON_HOST:
             _give_up(tiers, [node])
             continue
         if node.tiers & IN_STORAGE or node.job & STORING:

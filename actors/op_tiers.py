@@ -82,6 +82,9 @@ def report(state: State, p: Report) -> Conversation:
     job = tiers.jobs.get(p.job) if tiers is not None else None
     if tiers is None or job is None or job.report is not None:
         return
+    if isinstance(p, Found) and job.slots:
+        # It came before: the pages are being read by now.
+        return
     if state.together:
         job.arrived = p
         return

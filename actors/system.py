@@ -171,26 +171,38 @@ class ActorSystem:
             deliver = _back_through(interceptor, envelope, deliver)
         deliver()
 
-    def tell(self, cell: Cell, message: Any, sender: str = "face") -> None:
-        """Send a message that nobody waits for; it has room beyond the mailbox's limit."""
+    def tell(
+        self,
+        cell: Cell,
+        message: Any,
+        sender: str = "face",
+        on_error: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Send a message that nobody waits for; it has room beyond the mailbox's limit.
+
+        `on_error`: called with the message when it failed, or its receiver is gone.
+        """
         envelope = self.envelope(sender, cell, message, gives=True)
+
+        def told(answered: Envelope, reply: Any, error: BaseException | None) -> None:
+            answered.receiver.answered.pop(answered.correlation, None)
+            if error is not None:
+                self.unheard(answered, error)
+                if on_error is not None:
+                    on_error(message)
+
         if cell.idle:
             try:
                 outcome = cell.handle_now(message)
             except RadixtideError as error:
-                self.unheard(envelope, error)
+                told(envelope, None, error)
                 return
             if outcome is not REDELIVER:
                 return
             envelope.deliveries = 1
-        envelope.on_reply = self._told
+        envelope.on_reply = told
         self.send(envelope)
         self.resend(envelope)
-
-    def _told(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
-        envelope.receiver.answered.pop(envelope.correlation, None)
-        if error is not None:
-            self.unheard(envelope, error)
 
     def resend(self, envelope: Envelope) -> None:
         """Send `envelope` again from time to time, while it may be lost and is still wanted."""

@@ -15,7 +15,7 @@ from radixtide.actors.tier_handles import LoadBack, Prefetch
 from radixtide.components.api import MatchResult
 from radixtide.components.checks import as_seconds, check_request, expect
 from radixtide.components.request import Request
-from radixtide.configs.errors import Busy, InvalidInput
+from radixtide.configs.errors import Busy, CallTimeout, InvalidInput, RadixtideError
 from radixtide.configs.schema import StorageConfig
 from radixtide.tree.key import RadixKey
 
@@ -107,7 +107,10 @@ class TieredCache(CacheLife):
         storage = await self._open_storage(config)
         try:
             await self._give(SetStorage(config, storage), timeout)
-        except BaseException:
+        except CallTimeout:
+            # It is still carried out.
+            raise
+        except RadixtideError:
             await storage.close()
             raise
 

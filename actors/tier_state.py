@@ -102,6 +102,7 @@ class FetchRecord(msgspec.Struct, eq=False):
 class TierState:
     """The coordinator's books of host and storage. Only its operations write it.
 
+    ``down``: the tiering actor has crashed too often, and stays down: nothing new begins.
     ``tell``: brings a message to the tiering actor. ``wake``: has the coordinator look at what
     waits, in a turn of its own. ``let_in``: lets the calls of a line try again. ``in_line``: tells
     whether calls stand in one.
@@ -123,6 +124,7 @@ class TierState:
         self.condemned: set[Node] = set()
         self.counters = TierCounters()
         self.waking = False
+        self.down = False
         self.next_number = 0
         self.layers = 1
         self.tell: Callable[[Any], None]

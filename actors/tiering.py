@@ -8,6 +8,7 @@ handler ever waits. A job's number makes what comes twice act once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -16,17 +17,41 @@ from radixtide.actors.storage_jobs import StorageJobs
 from radixtide.actors.tier_messages import (
     CopyDone,
     Fence,
+    FetchDone,
+    Found,
     Lookup,
+    Report,
     StartCopy,
     StartFetch,
     StartStore,
     StopFetch,
+    StoreDone,
+    Told,
     UseStorage,
 )
 from radixtide.tiers.copy_engine import CopyEngine, CopyJob, CopyResult
 
+log = logging.getLogger("radixtide.actors")
+
 REMEMBERED = 4096
 """Jobs that are over and remembered, so that a message that comes late does not begin one anew."""
+
+
+def report_of_failure(m: Told) -> Report | None:
+    """Return what ends the job that `m` was to begin, when that could not be done."""
+    match m:
+        case StartCopy():
+            if m.gate is not None:
+                m.gate.fail("the copy could not be begun")
+            return CopyDone(m.job, False, "the copy could not be begun")
+        case StartStore():
+            return StoreDone(m.job, 0, b"")
+        case Lookup():
+            return Found(m.job, m.skip, {})
+        case StartFetch():
+            return FetchDone(m.job, 0)
+        case _:
+            return None
 
 
 class TieringActor(Actor):
@@ -51,13 +76,11 @@ class TieringActor(Actor):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._running: set[int] = set()
         self._over: dict[int, None] = {}
-        self._open = False
 
     def attach(self, loop: asyncio.AbstractEventLoop, report: Callable[[Any], None]) -> None:
         """Note the loop on which reports are made, and who gets them."""
         self._loop = loop
         self.report = report
-        self._open = True
 
     def handlers(self) -> Mapping[type, Handler]:
         """Return one handler a message."""
@@ -79,10 +102,6 @@ class TieringActor(Actor):
     def counters(self) -> dict[str, int]:
         """Return the bytes moved so far, by direction."""
         return dict(self._moved)
-
-    def on_stop(self) -> None:
-        """Let nothing new begin, and nothing be reported any more."""
-        self._open = False
 
     async def close(self) -> None:
         """Wait until no byte moves any more; then let go of engine and storage."""
@@ -132,7 +151,7 @@ class TieringActor(Actor):
                 m.gate.open_all()
             else:
                 m.gate.fail(result.error or "the copy failed")
-        self._tell(CopyDone(m.job, result.ok, result.error, result.digests, result.bad))
+        self.report(CopyDone(m.job, result.ok, result.error, result.digests, result.bad))
 
     def fence(self, m: Fence) -> None:
         """Let later loads wait for an event."""
@@ -142,15 +161,15 @@ class TieringActor(Actor):
 
     def start_store(self, m: StartStore) -> None:
         """Write a node."""
-        self._begin(m.job, lambda storage: storage.store(m))
+        self._begin(m.job, m, lambda storage: storage.store(m))
 
     def lookup(self, m: Lookup) -> None:
         """Ask what storage has."""
-        self._begin(m.job, lambda storage: storage.lookup(m))
+        self._begin(m.job, m, lambda storage: storage.lookup(m))
 
     def start_fetch(self, m: StartFetch) -> None:
         """Read pages."""
-        self._begin(-m.job, lambda storage: storage.fetch(m))
+        self._begin(-m.job, m, lambda storage: storage.fetch(m))
 
     def stop_fetch(self, m: StopFetch) -> None:
         """Have a fetch end with what it has."""
@@ -161,27 +180,33 @@ class TieringActor(Actor):
         """Write to and read from another storage from now on, or none."""
         self.storage = m.storage
 
-    def _begin(self, number: int, work: Callable[[StorageJobs], Coroutine[Any, Any, Any]]) -> None:
+    def _begin(
+        self, number: int, m: Told, work: Callable[[StorageJobs], Coroutine[Any, Any, Any]]
+    ) -> None:
         """Run `work` in a task. A fetch goes by the negative number: its lookup had the other."""
-        if number in self._tasks or number in self._over or self.storage is None:
+        if number in self._tasks or number in self._over:
             return
         storage = self.storage
+        if storage is None:
+            # It was detached meanwhile.
+            self._remember(number)
+            self.report(report_of_failure(m))
+            return
 
         async def run() -> None:
             try:
                 report = await work(storage)
+            except Exception:
+                log.exception("job %s failed", number)
+                report = report_of_failure(m)
             finally:
                 self._tasks.pop(number, None)
             self._remember(number)
             self._moved["stored_bytes"] += storage.take_stored()
             self._moved["fetched_bytes"] += storage.take_fetched()
-            self._tell(report)
+            self.report(report)
 
         self._tasks[number] = self._loop.create_task(run())
-
-    def _tell(self, report: Any) -> None:
-        if self._open:
-            self.report(report)
 
     def _remember(self, number: int) -> None:
         self._over[number] = None

@@ -120,8 +120,8 @@ def replay(
     """
     # The cache needs PyTorch, whose import takes a second: only when the command really runs.
     from radixtide.cli.page import check_report_path
+    from radixtide.cli.replay_costs import Limits
     from radixtide.cli.replay_run import ReplayOptions
-    from radixtide.cli.replay_scheduler import Limits
     from radixtide.cli.replay_synthetic import Kind
 
     if report is not None:

@@ -16,10 +16,11 @@ from typing import Literal
 import msgspec
 
 from radixtide.cli.replay_clock import VirtualClock
+from radixtide.cli.replay_costs import Limits
 from radixtide.cli.replay_fit import fit_config
 from radixtide.cli.replay_hybrid import HybridReplay
 from radixtide.cli.replay_recording import Recording
-from radixtide.cli.replay_scheduler import Limits, Scheduler
+from radixtide.cli.replay_scheduler import Scheduler
 from radixtide.cli.replay_sequential import SequentialReplay
 from radixtide.cli.replay_source import Source, Summary, summarise
 from radixtide.cli.replay_synthetic import Kind, Synthetic

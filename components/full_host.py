@@ -178,7 +178,14 @@ class FullHost(HostTier):
         return LoadNeed(nodes, slots, shared)
 
     def finalize_host_match(self, path: Sequence[Node], first: int) -> int:
-        """Return the units that a load of ``path[first:]`` brings; the order sees touches late."""
+        """Return the units that a load of ``path[first:]`` brings; the host order sees touches late.
+
+        What is on the device beyond the match, for want of another component's data there, was
+        touched as well: the deepest of it gets its new place.
+        """
+        data = self.device_depth(path[-1]).primary
+        if data.order_key is not None:
+            self.leaves.refresh(data)
         return sum(node.length for node in path[first:] if node.primary.value is None)
 
     def commit_fetch(

@@ -348,7 +348,7 @@ async def test_k9_8_a_page_is_not_backed_up_before_its_content_is_complete(
         await turns(200)
         assert "H" not in "".join(bits for _, _, bits in t.picture())
         t.pending.clear()
-        await t.write(done.slots, key_marks(wanted))
+        await t.write(done.slots, key_marks(wanted), done.state)
         if fails:
             ready.set_exception(RuntimeError("the kernel failed"))
             await t.settle()

@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 
 from radixtide.actors.cache import UnifiedRadixCache
 from radixtide.cli.main import app
+from radixtide.cli.replay_costs import Limits
 from radixtide.cli.replay_fit import Shape, fit_config
 from radixtide.cli.replay_recording import Recording
 from radixtide.cli.replay_run import ReplayOptions, run_replay
-from radixtide.cli.replay_scheduler import Limits, Scheduler
+from radixtide.cli.replay_scheduler import Scheduler
 from radixtide.cli.replay_source import Summary, TraceRequest
+from radixtide.cli.replay_tiers import Tiers
 from radixtide.cli.replay_tokens import output_id
 from radixtide.configs.loader import parse_config
 from support.traces import Prompt, conversations, prompts, write_trace
@@ -250,7 +252,7 @@ async def serve(text: str, requests: Iterable[TraceRequest], **limits: Any) -> R
     recording = Recording()
     async with UnifiedRadixCache(parse_config(text)) as cache:
         limit = Limits(abort_ratio=0.0, **limits)
-        await Scheduler(cache, 16, limit, recording).run(requests)
+        await Scheduler(cache, 16, limit, recording, Tiers(cache, recording.calls)).run(requests)
         assert (await cache.audit()).ok
     return recording
 

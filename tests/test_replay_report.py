@@ -10,11 +10,11 @@ import pytest
 from radixtide.cli.page import check_report_path
 from radixtide.cli.replay_chart import Line, area_chart, clock_scale, line_chart, linear_scale
 from radixtide.cli.replay_chart import log_scale as logarithmic
+from radixtide.cli.replay_costs import Limits
 from radixtide.cli.replay_metrics import Histogram, Sample
 from radixtide.cli.replay_recording import Recording
 from radixtide.cli.replay_report import render_report, write_report
 from radixtide.cli.replay_run import ReplayResult
-from radixtide.cli.replay_scheduler import Limits
 from radixtide.cli.replay_source import Summary
 from radixtide.cli.replay_summary import as_json
 from radixtide.components.api import PoolStats

@@ -4,9 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from radixtide.actors.cache import UnifiedRadixCache
-from radixtide.cli.replay_job import abort_point
-from radixtide.cli.replay_recording import Recording
-from radixtide.cli.replay_scheduler import Scheduler
 from radixtide.cli.replay_costs import (
     DECODE_SEQUENCE_NS,
     ITERATION_NS,
@@ -14,7 +11,11 @@ from radixtide.cli.replay_costs import (
     Limits,
     step_ns,
 )
+from radixtide.cli.replay_job import abort_point
+from radixtide.cli.replay_recording import Recording
+from radixtide.cli.replay_scheduler import Scheduler
 from radixtide.cli.replay_source import TraceRequest
+from radixtide.cli.replay_tiers import Tiers
 from radixtide.cli.replay_tokens import output_id
 from radixtide.configs.loader import parse_config
 
@@ -28,7 +29,7 @@ async def serve(requests: Iterable[TraceRequest], **limits: Any) -> tuple[Record
     recording = Recording()
     async with UnifiedRadixCache(config) as cache:
         limit = Limits(abort_ratio=0.0, **limits)
-        await Scheduler(cache, 16, limit, recording).run(requests)
+        await Scheduler(cache, 16, limit, recording, Tiers(cache, recording.calls)).run(requests)
         assert (await cache.audit()).ok
         recording.calls.roll()
         return recording, cache.req_to_token_pool.available

@@ -8,6 +8,7 @@ too early or filled twice shows when the names are read again.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -74,6 +75,8 @@ class HostBench:
         self.receipts: list[tuple[Node, list[Any]]] = []
         self.jobs: dict[int, Transfer] = {}
         self.number = FIRST_HOLDER + 1000
+        # What happened how often, so that a walk can show that it went through it.
+        self.seen: Counter[str] = Counter()
 
     def part(self, name: str) -> HostTier:
         """Return a component by its name."""
@@ -100,6 +103,7 @@ class HostBench:
         for job in self.jobs.values():
             for nodes in (job.nodes, job.pinned):
                 if node in nodes:
+                    self.seen["split under way"] += 1
                     nodes.insert(nodes.index(node), prefix)
         return prefix, node
 
@@ -234,7 +238,9 @@ class HostBench:
         job.node = node
         job.leaves = tuple(leaves)
         for one in walk.path:
+            self.seen["revived"] += not one.tiers & ON_DEVICE
             one.tiers |= ON_DEVICE
+        self.seen["insert"] += 1
         self.split(*splits)
         return [part.apply_insert(job) for part in self.parts]
 
@@ -270,6 +276,7 @@ class HostBench:
     def lock(self, node: Node) -> None:
         """Lock a node; the root too."""
         self.split(*self.borders(node))
+        self.seen["host-only locked"] += bool(node.parent and not node.tiers & ON_DEVICE)
         records = [part.acquire_component_lock(node) for part in self.parts]
         self.receipts.append((node, records))
 
@@ -294,7 +301,9 @@ class HostBench:
             other.evict_nodes(victims if along else leaves)
         for node in leaves:
             node.tiers &= ~ON_DEVICE
-            if not node.tiers & ON_HOST:
+            if node.tiers & ON_HOST:
+                self.seen["demoted"] += 1
+            else:
                 self.tree.remove(node)
         return victims
 
@@ -302,6 +311,7 @@ class HostBench:
         """Evict on the host; return the victims."""
         victims = part.drive_host_eviction(target, spare)
         rank = part.eviction_priority(False)
+        self.seen["evicted on the host"] += len(victims)
         for other in self.parts:
             if (
                 part is self.full

@@ -39,6 +39,7 @@ class HostWorld(HostBench):
         sizes = self.full.host_sizes()
         assert sizes is not None
         if self.full.backup_need(chain) > sizes.free:
+            self.seen["no room"] += 1
             return None
         self.number += 1
         moving = [part.begin_backup(chain, self.number) for part in self.parts]
@@ -54,6 +55,7 @@ class HostWorld(HostBench):
     def end_backup(self, number: int, ok: bool = True) -> None:
         """End a backup."""
         job = self.jobs.pop(number)
+        self.seen[job.kind if ok else f"{job.kind} failed"] += 1
         for at, (part, moving) in enumerate(zip(self.parts, job.moving, strict=True)):
             if not ok:
                 part.abort_backup(job.nodes)
@@ -111,6 +113,7 @@ class HostWorld(HostBench):
             part.sizes().free < need.slots or not set(need.nodes) <= set(nodes)
             for part, need in zip(self.parts, needs, strict=True)
         ):
+            self.seen["no room"] += 1
             for part in self.parts:
                 part.unpin_host(nodes)
             give_up()
@@ -132,6 +135,7 @@ class HostWorld(HostBench):
     def end_load(self, number: int, ok: bool = True) -> None:
         """End a load."""
         job = self.jobs.pop(number)
+        self.seen[job.kind if ok else f"{job.kind} failed"] += 1
         for at, (part, moving) in enumerate(zip(self.parts, job.moving, strict=True)):
             if not ok:
                 part.abort_load(job.nodes, number)
@@ -187,6 +191,7 @@ class HostWorld(HostBench):
             last.tiers = ON_HOST | IN_STORAGE
             nodes.append(last)
             begin = end
+        self.seen["fetch"] += 1
         names = self.names(tokens)
         for at, (part, slots) in enumerate(zip(self.parts, taken, strict=True)):
             if len(slots):

@@ -58,6 +58,7 @@ class Server:
         self.folder = folder
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Lock()
 
     @property
     def address(self) -> str:
@@ -70,7 +71,8 @@ class Server:
 
     def start(self) -> None:
         """Start it, and return when it answers."""
-        with (self.folder / f"{self.name}.log").open("ab") as log:
+        with self._turn, (self.folder / f"{self.name}.log").open("ab") as log:
+            assert self.process is None
             self.process = subprocess.Popen(
                 self.command(), stdout=log, stderr=subprocess.STDOUT, cwd=self.folder
             )
@@ -88,10 +90,11 @@ class Server:
 
     def kill(self) -> None:
         """End it as a crash does: nothing is written any more."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        with self._turn:
+            if self.process is not None:
+                self.process.kill()
+                self.process.wait()
+                self.process = None
 
 
 class RedisServer(Server):

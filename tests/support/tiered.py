@@ -33,10 +33,11 @@ Picture = list[tuple[int, int, str]]
 
 
 class Put(NamedTuple):
-    """An insert: its result, and the Full slots that were given with it."""
+    """An insert: its result, and the Full slots and the state that were given with it."""
 
     result: InsertResult
     slots: torch.Tensor
+    state: int | None
 
     @property
     def node(self) -> NodeHandle:
@@ -103,18 +104,21 @@ class Tiers:
         own = None if given.mamba_indices is None else int(given.mamba_indices[0])
         marks = key_marks(wanted)
         if written:
-            await self.write(given.indices, marks[begin:end])
-            if own is not None:
-                self.marks.write("mamba", torch.tensor([own]), marks[end - 1 : end])
+            await self.write(given.indices, marks[begin:end], own)
         else:
             self.pending.append(marks[begin:end])
         value = np.concatenate((np.zeros(begin, dtype=np.int64), given.indices.numpy()))
         state_value = None if own is None else torch.tensor([own])
         params = InsertParams(wanted, value, state_value, begin)
-        return Put(await self.cache.insert(params, **fields), given.indices)
+        return Put(await self.cache.insert(params, **fields), given.indices, own)
 
-    async def write(self, slots: torch.Tensor, marks: MarkArray) -> None:
-        """Write what units must have, to their Full slots and to the SWA slots behind these."""
+    async def write(self, slots: torch.Tensor, marks: MarkArray, state: int | None = None) -> None:
+        """Write what units must have, to their Full slots and to the SWA slots behind these.
+
+        `state`: slot of the state at the end of them.
+        """
+        if state is not None:
+            self.marks.write("mamba", torch.tensor([state]), marks[-1:])
         self.marks.write("full", slots, marks)
         if self.has("swa"):
             paired = (await self.cache.component_slots("swa", slots)).numpy()

@@ -52,6 +52,7 @@ class FileStore(ThreadedBackend):
         self.sync = sync
         self._root = path / FOLDER
         self._numbers = count()
+        self._last_time = 0
         self._books = Chains()
         self._lock = threading.Lock()
         self._local = threading.local()
@@ -124,7 +125,7 @@ class FileStore(ThreadedBackend):
                 while size < len(frame) and (got := file.readinto(frame[size:])):
                     size += got
                 if self.max_bytes:
-                    os.utime(file.fileno())
+                    self._touch(key.chain, file.fileno())
         except FileNotFoundError:
             return MISSING
         try:
@@ -134,10 +135,15 @@ class FileStore(ThreadedBackend):
         with permit.touching():
             if len(target):
                 copy_bytes(target, payload)
-        if self.max_bytes:
-            with self._lock:
-                self._books.touch(key.chain)
         return Found(digest)
+
+    def _touch(self, chain: str, file: int) -> None:
+        """Note a use, and give the file a time by which the next process knows their order."""
+        with self._lock:
+            self._books.touch(chain)
+            os.utime(file)
+            self._last_time = max(os.fstat(file).st_mtime_ns, self._last_time + 1)
+            os.utime(file, ns=(self._last_time, self._last_time))
 
     def _scratch(self, size: int) -> memoryview:
         buffer: memoryview | None = getattr(self._local, "buffer", None)
@@ -147,17 +153,22 @@ class FileStore(ThreadedBackend):
 
     def _write(self, puts: list[Put], permit: Permit) -> list[bool]:
         first = self._books.next_number
-        return [self._write_one(put, permit, first) for put in puts]
+        stored: list[bool] = []
+        for put in puts:
+            # What follows a page that found no room would go on from nothing.
+            stored.append(all(stored[-1:]) and self._write_one(put, permit, first))
+        return stored
 
     def _write_one(self, put: Put, permit: Permit, first: int) -> bool:
+        key = put.key
         with permit.touching():
-            frame = encode(put.key, put.source, put.digest)
+            frame = encode(key, put.source, put.digest)
         try:
-            if self.max_bytes and not self._reserve(put.key, _on_disk(len(frame)), first):
+            if self.max_bytes and not self._reserve(key, _on_disk(len(frame)), first):
                 return False
-            self._write_file(self._path(put.key.chain, put.key.pool), frame)
+            self._write_file(key.chain, self._path(key.chain, key.pool), frame)
         except OSError as error:
-            self._delete([put.key])
+            self._delete([key])
             if error.errno in _FILE_NO_ROOM:
                 return False
             raise StorageFailed(f"file: {self.path}: {error}") from error
@@ -173,7 +184,7 @@ class FileStore(ThreadedBackend):
         self._delete([key])
         return False
 
-    def _write_file(self, path: Path, frame: bytearray) -> None:
+    def _write_file(self, chain: str, path: Path, frame: bytearray) -> None:
         temporary, file = self._create(path.parent)
         try:
             try:
@@ -182,6 +193,8 @@ class FileStore(ThreadedBackend):
                 rest = memoryview(frame)
                 while rest:
                     rest = rest[os.write(file, rest) :]
+                if self.max_bytes:
+                    self._touch(chain, file)
                 if self.sync:
                     os.fdatasync(file)
                 temporary.replace(path)

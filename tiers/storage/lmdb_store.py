@@ -83,7 +83,10 @@ class LmdbStore(ThreadedBackend):
         return self._environment
 
     def _open(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageFailed(f"lmdb: {error}") from error
         env = self._map()
         try:
             # Slots of readers that were killed would keep old pages from being used again.
@@ -346,7 +349,8 @@ class LmdbStore(ThreadedBackend):
         chains = [self._touched.popleft() for _ in range(len(self._touched))]
         if chains:
             books = Books(txn, self._tables)
-            for chain in dict.fromkeys(chains):
+            # The last use counts.
+            for chain in reversed(dict.fromkeys(reversed(chains))):
                 books.touch(chain)
             books.close()
 
