@@ -21,7 +21,14 @@ Freed = dict[str, int]
 
 
 class MustWait(Exception):
-    """What is to be evicted is backed up first: try again when that is done."""
+    """What is to be evicted is backed up first: try again when that is done.
+
+    ``freed``: what was evicted by then.
+    """
+
+    def __init__(self, freed: Freed) -> None:
+        super().__init__()
+        self.freed = freed
 
 
 def evict_one(
@@ -35,13 +42,40 @@ def evict_one(
     victims = yield cell, Propose(target, spare)
     if not victims:
         return {}
-    freed = yield from cascade(state, cell, victims, may_wait)
-    return freed
+    tiers = state.tiers
+    if may_wait and tiers is not None and tiers.write_back and cell is state.carrier:
+        return (yield from _evict_or_wait(state, victims))
+    return (yield from cascade(state, cell, victims))
 
 
-def cascade(
-    state: State, cell: Cell, victims: list[Node], may_wait: bool = False
-) -> Generator[Any, Any, Freed]:
+def _evict_or_wait(state: State, victims: list[Node]) -> Generator[Any, Any, Freed]:
+    """Evict the victims with a copy on the host; have the others backed up, and raise MustWait.
+
+    It carries what was evicted. What finds no room on the host is evicted without a copy.
+    """
+    missing = [node for node in victims if not node.tiers & ON_HOST and not node.job & FAILED]
+    if not missing:
+        return (yield from cascade(state, state.carrier, victims))
+    # Those above one that has to stay for its copy must stay as well.
+    stays: set[Node] = set()
+    for node in missing:
+        at: Node | None = node
+        while at is not None and at not in stays:
+            stays.add(at)
+            at = at.parent
+    freed: Freed = {}
+    if ready := [node for node in victims if node not in stays]:
+        freed = yield from cascade(state, state.carrier, ready)
+    nodes: dict[Node, None] = {}
+    for node in missing:
+        nodes.update(dict.fromkeys(chain_above(node)))
+    if (yield from start_backup(state, sorted(nodes, key=lambda one: one.end))):
+        raise MustWait(freed)
+    more = yield from cascade(state, state.carrier, [node for node in victims if node in stays])
+    return {name: freed.get(name, 0) + slots for name, slots in more.items()}
+
+
+def cascade(state: State, cell: Cell, victims: list[Node]) -> Generator[Any, Any, Freed]:
     """Take `victims` of `cell` out of every component that goes along, and leaves off the device.
 
     Children come before their parents where both are leaves in the end. A leaf with a copy on the
@@ -49,8 +83,6 @@ def cascade(
     """
     leaves = victims
     tiers = state.tiers
-    if tiers is not None and tiers.write_back and may_wait and cell is state.carrier:
-        yield from _back_up_first(state, victims)
     calls: list[tuple[Cell, EvictNodes]]
     trait = state.traits[state.cells.index(cell)]
     if cell is state.carrier:
@@ -94,17 +126,3 @@ def cascade(
     counters.evicted_nodes += len(leaves)
     counters.evicted_units += freed.get(state.carrier.name, 0)
     return freed
-
-
-def _back_up_first(state: State, victims: list[Node]) -> Generator[Any, Any, None]:
-    """Begin backups of the victims that have none, and raise MustWait; return if none can begin."""
-    missing = [node for node in victims if not node.tiers & ON_HOST and not node.job & FAILED]
-    if not missing:
-        return
-    nodes: dict[Node, None] = {}
-    for node in missing:
-        nodes.update(dict.fromkeys(chain_above(node)))
-    if (yield from start_backup(state, sorted(nodes, key=lambda node: node.end))):
-        raise MustWait
-    for node in missing:
-        node.job |= FAILED

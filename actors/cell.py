@@ -84,6 +84,11 @@ class Cell:
         """Whether nothing waits and nothing is being handled."""
         return not self.mailbox and not self.busy
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do that must be done before the end."""
+        return self.quiet
+
     def settle(self) -> None:
         """Recompute whether the cell is idle."""
         self.idle = self.system.direct and self.open and self.quiet

@@ -65,6 +65,13 @@ class ConversingCell(Cell):
         """Whether nothing waits, here or for a silent cell, and nothing is being handled."""
         return not self.mailbox and not self.busy and not self.stalled
 
+    @property
+    def finished(self) -> bool:
+        """Whether it is quiet, and nothing stands in line that is carried out in any case."""
+        return self.quiet and not any(
+            envelope.gives for queue in self.lines.values() for envelope in queue
+        )
+
     def take_waiting(self) -> list[Envelope]:
         """Take out all that waits for this cell: the conversation, the mail, the set aside."""
         waiting = super().take_waiting()

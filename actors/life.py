@@ -51,6 +51,7 @@ class CacheLife:
         self._agreement = agreement if agreement is not None else Alone()
         self._clock = clock
         self._stepping: asyncio.Task[None] | None = None
+        self._setting = False
         self.config = validate(config, policies=plugin_policies(), components=plugin_components())
         self.page_size = config.page_size
         requests = config.pools.requests
@@ -276,6 +277,10 @@ class CacheLife:
         if not cell.open:
             raise cell.refusal()
         return cell.system
+
+    def _open_state(self) -> State:
+        self._open_system()
+        return self._state
 
     # -- the seam -------------------------------------------------------------------
 

@@ -60,8 +60,8 @@ def begin_backups(state: State) -> Generator[Any, Any, None]:
         if room <= 0 and tiers.jobs.units[BACKUP]:
             return
         batch = _next_batch(tiers, min(room, host.batch_units))
-        if batch and not (yield from start_backup(state, batch)):
-            return
+        if batch:
+            yield from start_backup(state, batch)
 
 
 def _next_batch(tiers: TierState, room: int) -> list[Node]:

@@ -22,14 +22,17 @@ def evict(state: State, p: EvictParams) -> Conversation:
     if state.tiers is not None and state.tiers.in_line(WAIT_FOR_ROOM):
         return WAIT_FOR_ROOM
     yield from expire_pins(state)
-    freed: Freed = {}
+    # What it freed before it had to wait, if it had to.
+    freed: Freed = state.evicted_before.pop(id(p), (p, {}))[1]
     for cell in state.cells:
         # What one component's eviction frees of another counts toward that one's target.
         target = targets.get(cell.name, 0) - freed.get(cell.name, 0)
         if target > 0:
             try:
                 add_freed(freed, (yield from evict_one(state, cell, target, may_wait=True)))
-            except MustWait:
+            except MustWait as wait:
+                add_freed(freed, wait.freed)
+                state.evicted_before[id(p)] = p, freed
                 return WAIT_FOR_ROOM
     return EvictResult.of(freed) if freed else NO_EVICTION
 

@@ -17,6 +17,7 @@ from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Call
 from radixtide.actors.envelope import WAIT_FOR_JOB
 from radixtide.actors.jobs import FETCH, Job
+from radixtide.actors.messages import CommitMatch
 from radixtide.actors.op_backup import chain_above, evict_host
 from radixtide.actors.state import State
 from radixtide.actors.tier_messages import (
@@ -39,7 +40,7 @@ from radixtide.components.request import Request
 from radixtide.configs.errors import RadixtideError
 from radixtide.tiers.page_hash import namespace_seed
 from radixtide.tree.key import RadixKey
-from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_HOST, Node
+from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_DEVICE, ON_HOST, Node
 
 
 class PrefetchCall(Call, frozen=True, tag=True, gc=False):
@@ -114,15 +115,33 @@ def prefetch(state: State, p: PrefetchCall) -> Conversation:
 def found(state: State, job: Job, report: Found) -> Generator[Any, Any, None]:
     """Take host slots for what storage has, and have it read."""
     tiers = state.tiers
-    assert tiers is not None and tiers.storage is not None
+    assert tiers is not None
+    taken: dict[str, Slots] = {}
+    try:
+        pages = yield from _room_for(state, tiers, job, report, taken)
+    except RadixtideError:
+        pages = 0
+    if not pages:
+        if taken:
+            yield state.all(ReleaseHost(taken))
+        yield from _over(state, tiers, job, 0)
+        return
+    job.slots = taken
+    job.pages = pages
+    tiers.tell(StartFetch(job.number, job.begin // state.page_size + pages, taken))
+
+
+def _room_for(
+    state: State, tiers: TierState, job: Job, report: Found, taken: dict[str, Slots]
+) -> Generator[Any, Any, int]:
+    """Take host slots, into `taken`, for what was found; return for how many pages, 0 for none."""
+    assert tiers.storage is not None
     page = state.page_size
     pages = report.pages - job.begin // page
     if job.dropped or pages * page < max(tiers.storage.prefetch_threshold, page):
         tiers.counters.prefetch_misses += not job.dropped
-        yield from _over(state, tiers, job, 0)
-        return
+        return 0
     spare = tuple(job.pinned)
-    taken: dict[str, Slots] = {}
     free: int = (yield state.carrier, HostSizes()).free
     if free < pages * page:
         yield from evict_host(state, state.carrier, pages * page - free, spare)
@@ -130,23 +149,11 @@ def found(state: State, job: Job, report: Found) -> Generator[Any, Any, None]:
     if free < pages * page:
         # Less room than there is to fetch: what needs the end of the key would lack it.
         pages = free // page if len(report.parts) <= 1 else 0
-    if not pages or pages * page < tiers.storage.prefetch_threshold:
-        tiers.counters.prefetch_dropped += 1
-        yield from _over(state, tiers, job, 0)
-        return
-    try:
-        enough = yield from _take_slots(state, job, report, pages, taken)
-    except RadixtideError:
-        enough = False
-    if not enough:
-        tiers.counters.prefetch_dropped += 1
-        yield state.all(ReleaseHost(taken))
-        yield from _over(state, tiers, job, 0)
-        return
-    job.slots = taken
-    job.pages = pages
-    job.report = None
-    tiers.tell(StartFetch(job.number, job.begin // page + pages, taken))
+    enough = bool(pages) and pages * page >= tiers.storage.prefetch_threshold
+    if enough and (yield from _take_slots(state, job, report, pages, taken)):
+        return pages
+    tiers.counters.prefetch_dropped += 1
+    return 0
 
 
 def _take_slots(
@@ -255,7 +262,11 @@ def _attach(
     if rest:
         yield state.all(ReleaseHost(rest))
     yield state.all(CommitFetch(nodes, splits, mine, digests))
-    state.touch(state.path_to(node), walk.limit)
+    path = state.path_to(node)
+    state.touch(path, walk.limit)
+    if here := [at for at in path if at.tiers & ON_DEVICE]:
+        # Its last node may be a leaf there, with a place that goes by this touch.
+        yield state.carrier, CommitMatch(here)
     tiers.counters.prefetched_units += walk.limit - have
     return walk.limit - have
 

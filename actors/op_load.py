@@ -131,9 +131,10 @@ def load_back(state: State, p: LoadBackCall) -> Conversation:
         return (yield from _lock_and_hold(state, p, last, ()))
     slots = yield state.carrier, PathSlots(path)
     state.touch(path, node.end)
+    before = None
     if req is not None:
-        yield from _release_old(state, req)
-    return _started(state, tiers, p, node, device, records, slots, begun)
+        before = yield from _release_old(state, req)
+    return _started(state, tiers, p, node, device, records, slots, begun, before)
 
 
 def _split_end(state: State, walk: Any) -> Splits:
@@ -244,20 +245,23 @@ def _hold_device(state: State, p: LoadBackCall, node: Node, records: list[Any]) 
     slots = EMPTY.copy()
     if node.parent is not None:
         slots = yield state.carrier, PathSlots(state.path_to(node))
+    before = None
     if p.req is not None and state.tiers is not None:
-        yield from _release_old(state, p.req)
-    return _started(state, state.tiers, p, node, node.end, records, slots, [])
+        before = yield from _release_old(state, p.req)
+    return _started(state, state.tiers, p, node, node.end, records, slots, [], before)
 
 
-def _release_old(state: State, req: Request) -> Generator[Any, Any, None]:
-    """Undo the lock of the request's match: the load's takes its place."""
+def _release_old(state: State, req: Request) -> Generator[Any, Any, int | None]:
+    """Undo the lock of the request's match: the load's takes its place. Returns its length."""
     entry = state.ledger.find(req)
     if entry is None or entry.receipt is None:
-        return
+        return None
+    before = entry.protected
     old = state.receipts.pop(entry.receipt)
     entry.receipt = None
     if old.node.parent is not None:
         yield state.all(Unlock(old.node, old.records))
+    return before
 
 
 def _started(
@@ -269,6 +273,7 @@ def _started(
     records: list[Any],
     slots: Slots,
     jobs: list[Job],
+    before: int | None,
 ) -> LoadStarted:
     """Write down what the caller has now."""
     req = p.req
@@ -280,7 +285,9 @@ def _started(
         number = tiers.next_number = tiers.next_number + 1
         rid = None if req is None else req.rid
         numbers = {job.number for job in jobs}
-        tiers.loads[number] = LoadRecord(number, node, receipt.id, rid, node.end, numbers)
+        tiers.loads[number] = LoadRecord(
+            number, node, receipt.id, rid, node.end, numbers, before=before
+        )
     if req is not None:
         entry = state.ledger.open(req, state.rows)
         entry.receipt = receipt.id

@@ -14,7 +14,7 @@ from radixtide.actors.messages import LockSplit, Unlock
 from radixtide.actors.op_backup import drop_host
 from radixtide.actors.op_load import CloseLoad, UndoLoad, WaitLoad
 from radixtide.actors.op_match import undo_match
-from radixtide.actors.state import State
+from radixtide.actors.state import LiveReceipt, State
 from radixtide.actors.tier_messages import CopyDone, EndLoad, EvictHost, UnpinHost
 from radixtide.actors.tier_state import LoadRecord, TierState
 from radixtide.tree.node import FAILED, ON_DEVICE, ON_HOST, QUEUED, Node
@@ -117,20 +117,28 @@ def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, An
             entry.spoiled = True
             gone_on = True
             continue
-        fresh: list[Any] = []
-        if node.parent is not None:
-            fresh = yield state.all(LockSplit(node, state.make_borders(node)))
-        yield state.all(Unlock(held.node, held.records))
-        held.node, held.records = node, fresh
-        record.node = node
-        if entry is not None:
-            entry.node = node
-            entry.protected = node.end
-            req = entry.req
-            req.prefix_indices = entry.indices(state.rows, node.end)
-            req.last_node = state.handle(node)
-            req.cache_protected_len = node.end
+        yield from _move_lock(state, record, held, entry, node)
     return gone_on
+
+
+def _move_lock(
+    state: State, record: LoadRecord, held: LiveReceipt, entry: Entry | None, node: Node
+) -> Generator[Any, Any, None]:
+    """Let a load's lock be on `node`, further up, and its request have what that comes to."""
+    fresh: list[Any] = []
+    if node.parent is not None:
+        fresh = yield state.all(LockSplit(node, state.make_borders(node)))
+    if held.node.parent is not None:
+        yield state.all(Unlock(held.node, held.records))
+    held.node, held.records = node, fresh
+    record.node = node
+    if entry is not None:
+        entry.node = node
+        entry.protected = node.end
+        req = entry.req
+        req.prefix_indices = entry.indices(state.rows, node.end)
+        req.last_node = state.handle(node)
+        req.cache_protected_len = node.end
 
 
 def _entry_of(state: State, record: LoadRecord) -> Entry | None:
@@ -156,11 +164,15 @@ def wait_load(state: State, p: WaitLoad) -> Any:
 def close_load(state: State, p: CloseLoad) -> Conversation:
     """Release what a load_back holds, unless a request took it. Idempotent."""
     tiers = state.tiers
-    record = tiers.loads.pop(p.number, None) if tiers is not None else None
-    if record is None:
+    record = tiers.loads.get(p.number) if tiers is not None else None
+    if tiers is None or record is None:
         return
     held = state.receipts.get(record.receipt)
-    if held is None or held.rid is not None:
+    if held is not None and held.rid is not None:
+        # It is the request's: should the copy fail, that one has to hear of it.
+        return
+    del tiers.loads[p.number]
+    if held is None:
         return
     del state.receipts[record.receipt]
     if held.node.parent is not None:
@@ -168,10 +180,20 @@ def close_load(state: State, p: CloseLoad) -> Conversation:
 
 
 def undo_load(state: State, p: UndoLoad) -> Conversation:
-    """Release what a load holds whose caller went away; the copy goes on, for others to use."""
-    if state.tiers is not None:
-        state.tiers.loads.pop(p.number, None)
-    yield from undo_match(state, UndoMatch(p.receipt, p.req))
+    """Release what a load holds whose caller went away; the copy goes on, for others to use.
+
+    A request that had the lock of a match before has it again.
+    """
+    record = state.tiers.loads.pop(p.number, None) if state.tiers is not None else None
+    held = state.receipts.get(p.receipt.id)
+    entry = state.ledger.find(p.req) if p.req is not None else None
+    if record is None or record.before is None or held is None or entry is None:
+        yield from undo_match(state, UndoMatch(p.receipt, p.req))
+        return
+    node = record.node
+    while node.parent is not None and (node.end > record.before or not node.tiers & ON_DEVICE):
+        node = node.parent
+    yield from _move_lock(state, record, held, entry, node)
 
 
 def forget_loads(state: State, rid: str) -> Generator[Any, Any, None]:

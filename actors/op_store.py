@@ -16,6 +16,7 @@ from radixtide.actors.tier_messages import (
     UnpinHost,
 )
 from radixtide.actors.tier_state import TierState
+from radixtide.configs.errors import RadixtideError
 from radixtide.tiers.page_hash import namespace_seed
 from radixtide.tree.key import namespace_parts
 from radixtide.tree.node import HASH_BYTES, IN_STORAGE, ON_HOST, STORING, Node
@@ -40,7 +41,11 @@ def begin_stores(state: State) -> Generator[Any, Any, None]:
                 continue
             tiers.after_parent.setdefault(parent.id, []).append(node)
             continue
-        yield from _start(state, tiers, node)
+        try:
+            yield from _start(state, tiers, node)
+        except RadixtideError:
+            _give_up(tiers, [node])
+            raise
 
 
 def _is_coming(tiers: TierState, parent: Node) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator
-from typing import Any
+from typing import Any, ClassVar
 
 from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Call
@@ -24,15 +25,19 @@ from radixtide.actors.tier_messages import (
     UseStorage,
 )
 from radixtide.actors.tier_state import TierState
-from radixtide.configs.errors import Busy, InvalidInput
+from radixtide.configs.errors import Busy, InvalidInput, RadixtideError
 from radixtide.configs.schema import StorageConfig
 from radixtide.tree.node import IN_STORAGE, ON_HOST
+
+log = logging.getLogger("radixtide.actors")
 
 TIERS = ("device", "host", "storage")
 
 
 class Pump(Call, frozen=True, tag=True, gc=False):
     """Begin what waits. Reply: None. `agreed`: in a step that all ranks make."""
+
+    applies: ClassVar[bool] = True
 
     agreed: bool = False
 
@@ -65,15 +70,26 @@ def pump(state: State, p: Pump) -> Conversation:
         if tiers.idle:
             tiers.let_in(WAIT_FOR_IDLE)
         return
-    yield from begin_backups(state)
+    yield from _try(begin_backups(state))
     if tiers.storing:
-        yield from begin_stores(state)
+        yield from _try(begin_stores(state))
     elif tiers.to_store or tiers.after_parent:
         tiers.to_store.clear()
         tiers.after_parent.clear()
-    yield from purge(state)
+    yield from _try(purge(state))
     if tiers.idle:
         tiers.let_in(WAIT_FOR_IDLE)
+    elif not tiers.jobs.jobs and not tiers.waking:
+        # Something was refused for the moment, and no job's end will bring this here again.
+        tiers.wake()
+
+
+def _try(steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
+    """Do `steps`; what a component that failed keeps from being done must not stop what follows."""
+    try:
+        yield from steps
+    except RadixtideError as error:
+        log.warning("a transfer could not be begun or ended: %s", error)
 
 
 def report(state: State, p: Report) -> Conversation:
@@ -100,12 +116,12 @@ def end_what_is_over(state: State, tiers: TierState) -> Generator[Any, Any, None
     for job in [job for job in tiers.jobs if job.kind == BACKUP]:
         if job.report is None:
             break
-        yield from end_backup(state, job, job.report)
+        yield from _try(end_backup(state, job, job.report))
     for job in [job for job in tiers.jobs if job.kind == FETCH and job.report is not None]:
-        yield from _end_fetch(state, job)
+        yield from _try(_end_fetch(state, job))
     for job in [job for job in tiers.jobs if job.kind == STORE and job.report is not None]:
-        yield from end_store(state, job, job.report)
-    yield from end_loads(state)
+        yield from _try(end_store(state, job, job.report))
+    yield from _try(end_loads(state))
     tiers.let_in(WAIT_FOR_JOB)
     yield from pump(state, Pump(agreed=True))
 

@@ -123,6 +123,8 @@ class State:
         self.repair_waits = False
         self.tiers: TierState | None = None
         self.together = False
+        # By the identity of the call, which is kept here with it.
+        self.evicted_before: dict[int, tuple[Any, dict[str, int]]] = {}
         self.cache_id = next(_CACHE_IDS)
 
     def attach(self, cells: list[Cell], traits: list[Traits]) -> None:

@@ -97,7 +97,7 @@ class ActorSystem:
     @property
     def quiet(self) -> bool:
         """Whether no message waits and no conversation runs."""
-        return all(cell.quiet for cell in self._cells if cell.open)
+        return all(cell.finished for cell in self._cells if cell.open)
 
     def may_restart(self, cell: Cell) -> bool:
         """Count a crash; return whether the restart limit still allows a restart."""

@@ -64,7 +64,7 @@ class TieredCache(CacheLife):
     @property
     def transfers(self) -> int:
         """How many transfers are under way."""
-        tiers = self._state.tiers
+        tiers = self._open_state().tiers
         return 0 if tiers is None else len(tiers.jobs)
 
     async def drain(self, timeout: float | None = None) -> None:
@@ -100,10 +100,18 @@ class TieredCache(CacheLife):
             ConfigError: the URL names no storage, or its package is missing.
         """
         expect(config, StorageConfig, "config")
+        self._open_state()
         if self._tiering is None:
             raise InvalidInput("a storage needs a host tier: give the config a [host] table")
-        if self._tiering.storage is not None:
+        if self._tiering.storage is not None or self._setting:
             raise Busy("a storage is attached already; detach it first")
+        self._setting = True
+        try:
+            await self._attach_storage(config, timeout)
+        finally:
+            self._setting = False
+
+    async def _attach_storage(self, config: StorageConfig, timeout: float | None) -> None:
         storage = await self._open_storage(config)
         try:
             await self._give(SetStorage(config, storage), timeout)
@@ -116,11 +124,16 @@ class TieredCache(CacheLife):
 
     async def detach_storage(self, *, timeout: float | None = None) -> None:
         """Use no storage any more: what is being written is finished, what is fetched given up."""
+        self._open_state()
         storage = self._tiering.storage if self._tiering is not None else None
-        if storage is None:
+        if storage is None or self._setting:
             return
-        await self._give(SetStorage(None, None), timeout)
-        await storage.close()
+        self._setting = True
+        try:
+            await self._give(SetStorage(None, None), timeout)
+            await storage.close()
+        finally:
+            self._setting = False
 
     async def step(self, *, timeout: float | None = None) -> None:
         """Let take effect what all ranks have seen: transfers that are over, deadlines, pins.
@@ -134,7 +147,7 @@ class TieredCache(CacheLife):
             AgreementFailed: a rank is gone.
             RanksDiverged: the ranks did not make the same calls.
         """
-        if not self._state.together:
+        if not self._open_state().together:
             await asyncio.sleep(0)
             return
         seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")

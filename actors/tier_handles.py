@@ -128,18 +128,19 @@ class Prefetch:
             if config.prefetch_policy == "best_effort":
                 await self._cache._give(EndFetch(self._number, True), timeout)
             elif config.prefetch_policy == "timeout":
-                await self._until_deadline(config)
-            self._brought = await self._cache._take(WaitFetch(self._number), timeout)
+                await self._until_deadline(config, timeout)
+            if self._brought is None:
+                self._brought = await self._cache._take(WaitFetch(self._number), timeout)
         return self._brought or 0
 
-    async def _until_deadline(self, config: StorageConfig) -> None:
+    async def _until_deadline(self, config: StorageConfig, timeout: float | None) -> None:
         now = self._cache.now()
         if self._deadline is None:
             wait_s = config.prefetch_timeout_base_s
             wait_s += config.prefetch_timeout_per_page_s * self.pages
             self._deadline = now + wait_s
         with anyio.move_on_after(max(self._deadline - now, 0)) as scope:
-            self._brought = await self._cache._take(WaitFetch(self._number), None)
+            self._brought = await self._cache._take(WaitFetch(self._number), timeout)
         if scope.cancelled_caught:
             await self._cache._give(EndFetch(self._number, True), None)
 

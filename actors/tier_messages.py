@@ -7,7 +7,7 @@ twice under the same number acts once.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -232,7 +232,12 @@ class Fence(Told, frozen=True, tag=True):
 
 
 class Report(Call, frozen=True, tag=True, gc=False):
-    """Base of the reports: `job` names what is reported on."""
+    """Base of the reports: `job` names what is reported on.
+
+    They come until they are handled: a job that is over must end.
+    """
+
+    applies: ClassVar[bool] = True
 
     job: int
 

@@ -10,7 +10,6 @@ import msgspec
 
 from radixtide.actors.envelope import Sentinel
 from radixtide.actors.jobs import Backlog, JobBoard
-from radixtide.components.api import NodeHandle
 from radixtide.configs.schema import HostConfig, StorageConfig
 from radixtide.tree.node import FAILED, ON_HOST, QUEUED, Node
 
@@ -77,7 +76,8 @@ class LoadRecord(msgspec.Struct, eq=False):
     """What one call of ``load_back`` has: a lock on ``node``, and jobs to wait for.
 
     ``receipt``: number of its receipt. ``rid``: the request that took it, or None. ``length``:
-    device length when all is done, or, once something failed, what is left of it.
+    device length when all is done, or, once something failed, what is left of it. ``before``: how
+    much the request had locked before it, None for nothing.
     """
 
     number: int
@@ -87,7 +87,7 @@ class LoadRecord(msgspec.Struct, eq=False):
     length: int
     jobs: set[int]
     failed: bool = False
-    handle: NodeHandle | None = None
+    before: int | None = None
 
 
 class FetchRecord(msgspec.Struct, eq=False):

@@ -139,7 +139,7 @@ def throughput(case: Case, batch: int, rounds: int, threads: int, verify: bool) 
     try:
         for turn in range(rounds + 1):
             for direction in ("backup", "load"):
-                plain, ours = bench.plain(), bench.run(direction)  # type: ignore[arg-type]
+                plain, ours = bench.plain(), bench.run(direction)
                 if turn:
                     times["plain"].append(plain)
                     times[direction].append(ours)

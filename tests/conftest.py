@@ -24,6 +24,10 @@ from radixtide import UnifiedRadixCache
 from radixtide.configs.schema import CacheConfig
 from support.actors import MakeStage, Stage
 from support.caches import Delivery, MakeCache, checked, make_config
+from support.servers import mooncake_server as mooncake_server
+from support.servers import mooncake_shared as mooncake_shared
+from support.servers import redis_server as redis_server
+from support.servers import s3_server as s3_server
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

@@ -65,7 +65,7 @@ async def test_k9_4_a_backup_never_takes_the_host_pages_that_another_is_filling(
     delivery: Delivery, components: Components, page_size: int, policy: str, how: Any
 ) -> None:
     """Two leaves and a host for one: the second waits or is lost, and the first stays whole."""
-    small: dict[str, Any] = {"host_pages": 4, "host_swa_pages": 4, "host_states": 2, "window": 2}
+    small: dict[str, Any] = {"host_pages": 4, "host_swa_pages": 4, "host_states": 2, "window": 4}
     async with tiers(delivery, components, page_size=page_size, policy=policy, **small) as t:
         t.engine.hold("backup", how=how)
         first, second = t.key(t.span(4, 100)), t.key(t.span(4, 200))

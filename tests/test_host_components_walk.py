@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 import pytest
 
-from radixtide.tree.node import IN_STORAGE, ON_DEVICE, ON_HOST
+from radixtide.tree.node import IN_STORAGE, ON_DEVICE, ON_HOST, ComponentData, HostLink
 from support.host_jobs import HostWorld
 
 SETS = {
@@ -174,16 +174,15 @@ class Walker:
 
     def picture(self) -> list[object]:
         """Return all that a repair must leave as it was; of equal places, any may come first."""
-        full, *others = self.world.parts
+        full, others = self.world.full, self.world.parts[1:]
         # What a touch made smaller is found late; once all was looked at, nothing is.
         full.drive_host_eviction(10**6)
-        key = self.world.full.policy.key
-        orders = (full.drive_eviction(10**6), full.drive_host_eviction(10**6))
+        orders: list[Iterable[ComponentData | HostLink]] = [full.leaves, *full.host_orders]
         return [
             [part.describe(node) for node in self.world.tree for part in self.world.parts],
             [(part.sizes(), part.host_sizes(), part.lru_lengths()) for part in self.world.parts],
-            [[key(node) for node in order] for order in orders],
-            [{node.id for node in order} for order in orders],
+            [[entry.order_key for entry in order] for order in orders],
+            [{entry.node for entry in order} for order in orders],
             [part.drive_eviction(10**6) for part in others],
             [part.drive_host_eviction(10**6) for part in others],
         ]

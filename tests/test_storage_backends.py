@@ -10,11 +10,7 @@ import pytest
 
 from radixtide.configs.errors import InvalidInput
 from radixtide.tiers.storage import PageKey, StorageBackend, StorageClosed
-from support.servers import mooncake_server as mooncake_server
-from support.servers import redis_server as redis_server
-from support.servers import s3_server as s3_server
 from support.stores import Rig, page_bytes, page_keys, targets
-from support.stores import mooncake_shared as mooncake_shared
 from support.stores import rig as rig
 
 

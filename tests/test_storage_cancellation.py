@@ -10,11 +10,7 @@ import pytest
 
 from radixtide.tiers.storage import StorageClosed
 from radixtide.tiers.storage.threads import Permit, Withdrawn, Workers
-from support.servers import mooncake_server as mooncake_server
-from support.servers import redis_server as redis_server
-from support.servers import s3_server as s3_server
 from support.stores import Rig, page_bytes, page_keys, targets
-from support.stores import mooncake_shared as mooncake_shared
 from support.stores import rig as rig
 
 SIZE = 200_000
@@ -73,11 +69,11 @@ async def test_sources_of_a_cancelled_write_are_the_callers_again(rig: Rig) -> N
         for page in pages:
             page[:] = bytes(SIZE)
     assert cancelled > ROUNDS // 3
-    for turn, pages in written.items():
+    for turn, expected in written.items():
         out = targets(4, SIZE)
         found = await store.get_into(page_keys(4, line=turn), out)
         assert [bytes(page) for page, there in zip(out, found, strict=True) if there] == [
-            page for page, there in zip(pages, found, strict=True) if there
+            page for page, there in zip(expected, found, strict=True) if there
         ]
         if rig.kind in ("lmdb", "redis"):
             assert len(set(found)) == 1

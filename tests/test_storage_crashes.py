@@ -15,12 +15,8 @@ from radixtide.tiers.storage import PageKey, StorageBackend, StorageFailed, open
 from radixtide.tiers.storage.files import TEMPORARY
 from support.rooms import ROOT
 from support.servers import Server
-from support.servers import mooncake_server as mooncake_server
-from support.servers import redis_server as redis_server
-from support.servers import s3_server as s3_server
 from support.store_writer import NODE_MAX, POOLS, SIZES, node
 from support.stores import FileRig, page_bytes, page_keys, targets
-from support.stores import mooncake_shared as mooncake_shared
 
 LIMIT = 2**20
 ATOMIC = ("lmdb", "lmdb without sync", "lmdb with a limit", "redis")

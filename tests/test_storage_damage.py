@@ -6,11 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.servers import mooncake_server as mooncake_server
-from support.servers import redis_server as redis_server
-from support.servers import s3_server as s3_server
 from support.stores import Rig, head_of, page_bytes, page_keys, targets
-from support.stores import mooncake_shared as mooncake_shared
 from support.stores import rig as rig
 
 Damage = Callable[[bytes, bytes], bytes]

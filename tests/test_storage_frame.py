@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixtide.tiers.digests import digest_of
 from radixtide.tiers.storage import PageKey
 from radixtide.tiers.storage.frame import (
     HEADER,
@@ -37,7 +39,7 @@ def frame_of(key: PageKey = KEY, digest: int | None = 77) -> bytes:
 )
 def test_what_is_packed_is_unpacked(payload: bytes, digest: int, parent: str | None) -> None:
     key = PageKey("name", parent, "kv")
-    frame = encode(key, memoryview(payload), digest)
+    frame = bytes(encode(key, memoryview(payload), digest))
     assert read(frame, key, len(payload)) == (payload, digest)
     assert read_head(frame) == (parent, len(payload), digest)
 
@@ -49,7 +51,7 @@ def test_every_changed_byte_is_found() -> None:
         changed = bytearray(good)
         changed[place] ^= 1 << (place % 8)
         with pytest.raises(BadFrame):
-            read(changed)
+            read(bytes(changed))
 
 
 def test_every_cut_is_found_and_so_is_what_was_appended() -> None:
@@ -99,6 +101,11 @@ def test_packing_into_memory_says_how_much_it_took() -> None:
     size = encode_into(memoryview(room), KEY, page, 77)
     assert bytes(room[:size]) == frame_of()
     assert set(room[size:]) == {0x55}
+
+
+def test_a_digest_that_was_not_given_is_that_of_the_copy_engine() -> None:
+    page = np.arange(100, dtype=np.uint8)
+    assert read(bytes(encode(KEY, page.data, None)))[1] == digest_of(page)
 
 
 def test_names_of_pages_differ_in_every_part() -> None:

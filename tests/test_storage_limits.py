@@ -204,7 +204,7 @@ async def test_random_trees_are_held_as_the_model_says(
 
 async def test_no_page_is_orphaned_across_restarts(kind: str, tmp_path: Path) -> None:
     dice = random.Random(5)
-    keys = {}
+    keys: dict[str, PageKey] = {}
     for turn in range(6):
         async with limited(kind, tmp_path) as store:
             for step in range(25):

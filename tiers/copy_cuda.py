@@ -21,6 +21,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from math import gcd
 from typing import Any, Final, NamedTuple
 
@@ -85,7 +86,7 @@ class CudaCopyEngine(LaneEngine):
         self._streams: dict[Direction, Any] = {}
         self._stages: dict[Direction, _Stages] = {}
         for direction in ("backup", "load"):
-            stream = torch.cuda.Stream(self._device)
+            stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # no types
             self._streams[direction] = stream
             with torch.cuda.stream(stream):
                 self._stages[direction] = _Stages(stage_bytes, stages, self._device)
@@ -115,7 +116,7 @@ class CudaCopyEngine(LaneEngine):
                 return lambda: moved
         stream = self._streams[job.direction]
         stages = self._stages[job.direction]
-        done = torch.cuda.Event()
+        done = _event()
         with torch.cuda.device(self._device), torch.cuda.stream(stream):
             for wait in (*ticket.waits, *ticket.fences):
                 if wait.event is not None:
@@ -126,6 +127,7 @@ class CudaCopyEngine(LaneEngine):
                 # What is on the stream already still reads and writes the job's slots.
                 done.record(stream)
                 done.synchronize()
+                stages.settle_all()
                 raise
             done.record(stream)
 
@@ -156,22 +158,24 @@ class CudaCopyEngine(LaneEngine):
             work += [(unit.last, unit, copy, on_device) for unit in self._units[copy.pool]]
         # By the layer that a unit completes; the order of pools within a layer stays.
         work.sort(key=lambda one: one[0])
-        gate = None if backup else _GateKeeper(ticket.job.layers)
-        for last, unit, copy, index in work:
-            if gate is not None:
-                gate.reached(last)
+        gate = _GateKeeper(None if backup else ticket.job.layers)
+        firsts = [unit.columns[0].layer for _, unit, _, _ in work]
+        # firsts[i]: the first layer that anything from i on touches.
+        firsts = list(accumulate(reversed(firsts), min))[::-1]
+        for at, (_, unit, copy, index) in enumerate(work):
+            gate.reached(firsts[at])
             step = stages.size // unit.width
             count = len(copy.host_pages)
             for start in range(0, count, step):
                 ticket.check()
                 stop = min(start + step, count)
-                span = _Span(copy.host_pages[start:stop], index[start:stop], stop == count)
+                span = _Span(copy.host_pages[start:stop], index[start:stop])
                 if backup:
                     stages.backup(unit, span)
                 else:
-                    stages.load(unit, span, gate)
-        if gate is not None:
-            gate.finish()
+                    final = stop == count and at == len(work) - 1
+                    stages.load(unit, span, gate if final else None)
+        gate.finish()
         return held
 
     def _digest(self, host: HostPool, pages: Pages) -> Digests:
@@ -180,6 +184,11 @@ class CudaCopyEngine(LaneEngine):
             return NO_DIGESTS
         parts = np.array_split(pages, min(self._digest_threads, len(pages)))
         return np.concatenate(list(self._digesters.map(host.digests, parts)))
+
+
+def _event() -> Any:
+    # Whoever waits for it sleeps, instead of turning a core hot.
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # it has no types
 
 
 class _Column(NamedTuple):
@@ -210,8 +219,7 @@ class _Span(NamedTuple):
     """Pages of a unit that go at a time: on the host, and as an index on the device."""
 
     host: Pages
-    index: torch.Tensor
-    final: bool
+    where: torch.Tensor
 
 
 class _GateKeeper:
@@ -225,7 +233,8 @@ class _GateKeeper:
         """Layers before `layer` are complete with what is on the stream now."""
         if self._gate is None or layer <= self._next:
             return
-        event = self._event()
+        event = _event()
+        event.record()
         while self._next < min(layer, self._gate.layers):
             self._gate.open(self._next, event)
             self._next += 1
@@ -234,11 +243,6 @@ class _GateKeeper:
         """Every layer is complete with what is on the stream now."""
         if self._gate is not None:
             self.reached(self._gate.layers)
-
-    def _event(self) -> Any:
-        event = torch.cuda.Event()
-        event.record()
-        return event
 
 
 class _Stage:
@@ -261,8 +265,8 @@ class _Stage:
         return self._pinned
 
     def pending(self, action: Callable[[], None] | None) -> None:
-        """The host's buffer is in use up to here on the stream; then `action` is to be done."""
-        event = torch.cuda.Event()
+        """Note that the host's buffer is in use up to here; `action` is to be done then."""
+        event = _event()
         event.record()
         with self._lock:
             self._event, self._action = event, action
@@ -303,9 +307,9 @@ class _Stages:
         words = staged.view(unit.word)
         for column in unit.columns:
             if len(unit.columns) == 1:
-                torch.index_select(column.rows, 0, span.index, out=words)
+                torch.index_select(column.rows, 0, span.where, out=words)
             else:
-                words[:, column.first : column.stop].copy_(column.rows.index_select(0, span.index))
+                words[:, column.first : column.stop].copy_(column.rows.index_select(0, span.where))
         if _copied_by_runs(unit, span):
             for at, page, length in runs_of(span.host):
                 unit.host[page : page + length].copy_(staged[at : at + length], non_blocking=True)
@@ -320,7 +324,7 @@ class _Stages:
         stage.pending(sort_in)
 
     def load(self, unit: _Unit, span: _Span, gate: _GateKeeper | None) -> None:
-        """Copy pages of the host to the device and spread them."""
+        """Copy pages of the host to the device and spread them; `gate`: they are the last."""
         stage = self._next()
         count = len(span.host)
         staged = stage.device[: count * unit.width].view(count, unit.width)
@@ -334,9 +338,9 @@ class _Stages:
             stage.pending(None)
         words = staged.view(unit.word)
         for column in unit.columns:
-            if gate is not None and span.final:
+            if gate is not None:
                 gate.reached(column.layer)
-            column.rows.index_copy_(0, span.index, words[:, column.first : column.stop])
+            column.rows.index_copy_(0, span.where, words[:, column.first : column.stop])
 
 
 def _copied_by_runs(unit: _Unit, span: _Span) -> bool:

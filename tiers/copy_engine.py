@@ -26,7 +26,7 @@ DIRECTIONS: Final = ("backup", "load")
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """Slots of one pool: ``device[i]`` and ``host[i]``, int64; whole pages in order on each side."""
+    """Slots of one pool: ``device[i]`` and ``host[i]``, int64, in whole pages on each side."""
 
     pool: str
     device: Slots

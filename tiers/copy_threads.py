@@ -67,11 +67,12 @@ class ThreadCopyEngine(LaneEngine):
             if not all(part.is_cpu for layer in parts for part in layer):
                 raise InvalidInput(f"pool {name} is not on the CPU; its copies need CUDA")
         self._step_bytes = step_bytes
+        super().__init__(pools, verify)
+        # Only now, as threads of an engine that was refused would never end.
         self._crews: dict[Direction, _Crew] = {
             "backup": _Crew("radixtide-backup", threads - 1),
             "load": _Crew("radixtide-load", threads - 1),
         }
-        super().__init__(pools, verify)
 
     def close(self) -> None:  # noqa: D102  # as in CopyEngine
         super().close()

@@ -16,7 +16,7 @@ see words that changed places.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ import xxhash
 
 Bytes = npt.NDArray[np.uint8]
 Digests = npt.NDArray[np.uint64]
-Update = Callable[[Bytes], None]
+Update = Callable[[Any], None]
 
 NO_DIGESTS: Final[Digests] = np.empty(0, dtype=np.uint64)
 

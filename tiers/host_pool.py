@@ -21,12 +21,14 @@ import torch
 
 from radixtide.configs.errors import InvalidInput, SlotError
 from radixtide.tiers.digests import Bytes, Digests, PageDigests, digest_of
+from radixtide.tiers.host_memory import host_memory
 from radixtide.tiers.page_rows import Parts, as_run, numpy_rows, rows_of
 from radixtide.tiers.slots import Pages
 
 Layout = Literal["layer_first", "page_first"]
 LAYOUTS: Final = ("layer_first", "page_first")
 
+ALIGNMENT: Final = 64
 GROUP_BYTES: Final = 2**19
 """Bytes that one step of reading or digesting handles: they stay in the cache."""
 
@@ -48,6 +50,8 @@ class HostPool:
     Raises:
         InvalidInput: no part, one that is not contiguous, a wrong number of slots, or no such
             layout.
+        MemoryError: there is not so much memory.
+        ConfigError: CUDA refuses to pin it.
     """
 
     def __init__(
@@ -83,13 +87,10 @@ class HostPool:
         self.tensors: list[list[torch.Tensor]] = []
         self.buffer: torch.Tensor | None = None
         if layout == "layer_first":
-            self.tensors = [
-                [self._zeros((slots, *part.shape[1:]), part.dtype) for part in layer]
-                for layer in parts
-            ]
+            self.tensors = self._tensors(parts)
             self.rows = [[rows_of(part, page_size) for part in layer] for layer in self.tensors]
         else:
-            self.buffer = self._zeros((self.pages, self.page_bytes), torch.uint8)
+            self.buffer = host_memory(self.nbytes, self.pinned).view(self.pages, self.page_bytes)
             self.rows = []
             at = 0
             for layer in self.pieces:
@@ -103,8 +104,23 @@ class HostPool:
             [numpy_rows(view) for view in layer] for layer in self.rows
         ]
 
-    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=self.pinned)
+    def _tensors(self, parts: Parts) -> list[list[torch.Tensor]]:
+        """Make tensors like `parts`, of this pool's slots, in one piece of memory."""
+        # Each begins on a cache line.
+        rooms = [
+            [-(-self.pages * piece // ALIGNMENT) * ALIGNMENT for piece in layer]
+            for layer in self.pieces
+        ]
+        memory = host_memory(sum(map(sum, rooms)), self.pinned)
+        tensors: list[list[torch.Tensor]] = []
+        at = 0
+        for layer, pieces, room in zip(parts, self.pieces, rooms, strict=True):
+            tensors.append([])
+            for part, piece, step in zip(layer, pieces, room, strict=True):
+                flat = memory[at : at + self.pages * piece].view(part.dtype)
+                tensors[-1].append(flat.view(self.slots, *part.shape[1:]))
+                at += step
+        return tensors
 
     @property
     def nbytes(self) -> int:

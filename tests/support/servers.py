@@ -1,12 +1,13 @@
 """Real servers for tests of storage: on loopback, on ports that are free, killed at the end.
 
-A test asks for one with a fixture (`redis_server`, `s3_server`, `mooncake_server`), which its
-module imports. Where a program is missing the test is skipped and says what to install; with ``CI``
+A test asks for one with a fixture (`redis_server`, `s3_server`, `mooncake_server`), of which each
+process of tests has one; a test that kills a server starts it again. Where a program is missing the test is skipped and says what to install; with ``CI``
 or ``RADIXTIDE_REQUIRE_SERVERS`` in the environment it fails instead.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import shutil
@@ -17,9 +18,12 @@ import threading
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from radixtide.tiers.storage import StorageBackend
 
 START_S = 30.0
 PAUSE_S = 0.02
@@ -156,13 +160,13 @@ def _serve(server: Server) -> Iterator[Server]:
         server.kill()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start a Redis server."""
     yield from _serve(RedisServer("redis", tmp_path_factory.mktemp("redis")))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start an S3 server with a bucket, and credentials in the environment."""
     with pytest.MonkeyPatch.context() as patch:
@@ -171,7 +175,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield from _serve(S3Server("s3", tmp_path_factory.mktemp("s3")))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def mooncake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start a Mooncake master."""
     try:
@@ -183,3 +187,14 @@ def mooncake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
             "libnl-route-3-200)"
         )
     yield from _serve(MooncakeMaster("mooncake", tmp_path_factory.mktemp("mooncake")))
+
+
+@pytest.fixture(scope="session")
+def mooncake_shared(mooncake_server: Server) -> Iterator[StorageBackend]:
+    """Open a Mooncake client that lends memory, for all tests."""
+    from radixtide.tiers.storage import open_storage
+
+    store = open_storage(f"mooncake://{mooncake_server.address}?segment=128MiB&buffer=8MiB")
+    asyncio.run(store.open())
+    yield store
+    asyncio.run(store.close())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ class RedisRig(Rig):
 
 
 class MooncakeRig(Rig):
-    """A store that lends memory stays open for the module: the pages are in it.
+    """A store that lends memory stays open: the pages are in it.
 
     Ending a client takes a second, so tests that do not ask for a store of their own share one.
     """
@@ -181,15 +180,6 @@ def _shard(key: PageKey) -> str:
     from radixtide.tiers.storage.objects import _path
 
     return _path(key).split("/")[1]
-
-
-@pytest.fixture(scope="module")
-def mooncake_shared(mooncake_server: Server) -> Iterator[StorageBackend]:
-    """Open a Mooncake client that lends memory, for all tests of a module."""
-    store = open_storage(f"mooncake://{mooncake_server.address}?segment=128MiB&buffer=8MiB")
-    asyncio.run(store.open())
-    yield store
-    asyncio.run(store.close())
 
 
 @pytest.fixture(params=KINDS)

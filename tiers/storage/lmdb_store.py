@@ -41,6 +41,10 @@ READERS_MAX: Final = 512
 ROOM_STEP: Final = 2**26
 """Bytes that one transaction evicts at most while a store is brought below its limit."""
 
+_NO_PAGES: Final = "MDB_MAP_FULL"
+_NO_SPACE: Final = "No space left"
+"""How the library's errors name a map without room, and a disk."""
+
 
 class _Call(NamedTuple):
     """One `put_from`, and its leave to read the sources."""
@@ -232,14 +236,14 @@ class LmdbStore(ThreadedBackend):
                 return error
             except _NoRoom:
                 break
-            except self._lmdb.MapFullError:
+            except self._lmdb.Error as error:
+                if _NO_SPACE in str(error):
+                    break
+                if _NO_PAGES not in str(error):
+                    return StorageFailed(f"lmdb: {self.path}: {error}")
                 # What is free lies in pieces that are too small: free more of it.
                 if not self._make_room(max(size << attempt, self._totals.size // 8)):
                     break
-            except self._lmdb.Error as error:
-                if "No space left" in str(error):
-                    break
-                return StorageFailed(f"lmdb: {self.path}: {error}")
             else:
                 return [True] * len(call.puts)
         return [False] * len(call.puts)
