@@ -8,10 +8,10 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint types imports bench nightly format clean
+.PHONY: help setup run test check lint types imports bench nightly gpu-test format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 setup: $(STAMP) ## Make the virtual environment (the others do it too)
 
@@ -44,6 +44,9 @@ bench: setup ## Print the medians of each call
 
 nightly: setup ## Run the long tests
 	$(BIN)/python -m pytest -n auto -m "nightly and not gpu" --timeout=3600
+
+gpu-test: setup ## Run the tests that need a CUDA device (under 5 minutes; they skip without one)
+	$(BIN)/python -m pytest -m gpu --timeout=300 tests/gpu
 
 format: setup ## Bring the code into shape
 	$(BIN)/ruff check --fix

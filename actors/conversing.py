@@ -363,6 +363,8 @@ class ConversingCell(Cell):
         queue = self.lines.setdefault(line, deque())
         if envelope not in queue:
             queue.append(envelope)
+        # Being taken up again is no delivery after a crash.
+        envelope.deliveries = max(envelope.deliveries - 1, 0)
 
     def let_in(self, line: Sentinel) -> None:
         """Take up, in order and before all other mail, what stands in `line`."""

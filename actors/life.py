@@ -21,7 +21,7 @@ from radixtide.actors.op_tiers import Pump
 from radixtide.actors.state import State
 from radixtide.actors.storage_jobs import StorageJobs
 from radixtide.actors.system import ActorSystem
-from radixtide.actors.tier_making import Clock, make_copy_engine, make_host_pools, open_storage_jobs
+from radixtide.actors.tier_making import make_copy_engine, make_host_pools, open_storage_jobs
 from radixtide.actors.tier_state import TierState
 from radixtide.actors.tiering import TieringActor, report_of_failure
 from radixtide.components.base import TreeComponent
@@ -31,6 +31,7 @@ from radixtide.components.registry import make_components, plugin_components
 from radixtide.configs.errors import CacheClosed
 from radixtide.configs.loader import load_config, validate
 from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
+from radixtide.tiers.copy_modelled import Clock
 from radixtide.tiers.host_pool import HostPool
 from radixtide.tiers.kv_pool import TokenToKVPool
 from radixtide.tiers.request_pool import ReqToTokenPool
@@ -172,7 +173,7 @@ class CacheLife:
             if answer is not None:
                 system.loop.call_soon(report, answer)
 
-        tiering.attach(system.loop, report)
+        tiering.attach(system, report)
         tiers.tell = lambda message: system.tell(cell, message, "coordinator", failed)
         tiers.let_in = coordinator.let_in
         tiers.in_line = lambda line: bool(coordinator.lines.get(line))
@@ -189,7 +190,9 @@ class CacheLife:
 
     async def _open_storage(self, config: StorageConfig) -> StorageJobs:
         """Open a storage for the pools of this cache."""
-        return await open_storage_jobs(self.config, config, self._components, self.host_pools)
+        return await open_storage_jobs(
+            self.config, config, self._components, self.memory, self.host_pools
+        )
 
     def _storage_config(self) -> StorageConfig | None:
         tiers = self._state.tiers

@@ -286,7 +286,7 @@ def _started(
         rid = None if req is None else req.rid
         numbers = {job.number for job in jobs}
         tiers.loads[number] = LoadRecord(
-            number, node, receipt.id, rid, node.end, numbers, before=before
+            number, node, receipt.id, rid, device, node.end, numbers, before=before
         )
     if req is not None:
         entry = state.ledger.open(req, state.rows)

@@ -105,9 +105,7 @@ def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, An
         if record.failed:
             continue
         record.failed = True
-        node = record.node
-        while node.parent is not None and not node.tiers & ON_DEVICE:
-            node = node.parent
+        node = _above(record.node, record.device)
         record.length = node.end
         held = state.receipts.get(record.receipt)
         if held is None:
@@ -119,6 +117,14 @@ def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, An
             continue
         yield from _move_lock(state, record, held, entry, node)
     return gone_on
+
+
+def _above(node: Node, length: int) -> Node:
+    """Return the deepest node from `node` upward that is on the device and ends by `length`."""
+    at = node
+    while at.parent is not None and (at.end > length or not at.tiers & ON_DEVICE):
+        at = at.parent
+    return at
 
 
 def _move_lock(
@@ -190,10 +196,7 @@ def undo_load(state: State, p: UndoLoad) -> Conversation:
     if record is None or record.before is None or held is None or entry is None:
         yield from undo_match(state, UndoMatch(p.receipt, p.req))
         return
-    node = record.node
-    while node.parent is not None and (node.end > record.before or not node.tiers & ON_DEVICE):
-        node = node.parent
-    yield from _move_lock(state, record, held, entry, node)
+    yield from _move_lock(state, record, held, entry, _above(record.node, record.before))
 
 
 def forget_loads(state: State, rid: str) -> Generator[Any, Any, None]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,6 +38,8 @@ from radixtide.configs.errors import (
 from radixtide.configs.schema import LimitsConfig
 
 log = logging.getLogger("radixtide.actors")
+
+T = TypeVar("T")
 
 RESEND_AFTER_S = 1.0
 """An answer missing for so long is asked for again, under the same correlation number."""
@@ -73,6 +75,7 @@ class ActorSystem:
         self._correlation = 0
         self._crashes: dict[Cell, deque[float]] = {}
         self.unheard_errors = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     # -- life -------------------------------------------------------------------
 
@@ -98,6 +101,13 @@ class ActorSystem:
     def quiet(self) -> bool:
         """Whether no message waits and no conversation runs."""
         return all(cell.finished for cell in self._cells if cell.open)
+
+    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in a task that nobody else has to keep; its error is its awaiter's."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def may_restart(self, cell: Cell) -> bool:
         """Count a crash; return whether the restart limit still allows a restart."""

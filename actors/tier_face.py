@@ -151,7 +151,7 @@ class TieredCache(CacheLife):
             await asyncio.sleep(0)
             return
         seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
-        step = asyncio.get_running_loop().create_task(self._agree(self._stepping, seconds))
+        step = self._open_system().own(self._agree(self._stepping, seconds))
         self._stepping = step
         await asyncio.shield(step)
 

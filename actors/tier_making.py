@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from radixtide.actors.storage_jobs import StorageJobs, StoredPool
 from radixtide.components.base import TreeComponent
 from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
 from radixtide.tiers.copy_engine import CopyEngine
-from radixtide.tiers.copy_threads import ThreadCopyEngine
+from radixtide.tiers.copy_making import make_engine
+from radixtide.tiers.copy_modelled import Clock, ModelledEngine
 from radixtide.tiers.host_pool import HostPool
 from radixtide.tiers.page_hash import Plain, identity
 from radixtide.tiers.storage.breaker import Guarded
 from radixtide.tiers.storage.open import open_storage
-
-
-class Clock(Protocol):
-    """What can call back later: a loop, or something with a time of its own."""
-
-    def call_later(self, delay: float, callback: Callable[..., Any], /, *args: Any) -> Any:
-        """Call `callback` with `args` after `delay` seconds."""
 
 
 def make_host_pools(
@@ -47,18 +41,17 @@ def make_copy_engine(
 ) -> CopyEngine:
     """Return what copies between these pools; where they have no bytes, copies are modelled."""
     if not pools:
-        from radixtide.tiers.copy_modelled import ModelledEngine  # noqa: PLC0415
-
         sizes = {one.name: one.bytes_per_slot() for one in components}
         return ModelledEngine(clock, sizes, host.bandwidth)
     ends = {name: (memory[name].parts(), pool) for name, pool in pools.items()}
-    return ThreadCopyEngine(ends, host.verify)
+    return make_engine(ends, host.backend, host.verify)
 
 
 async def open_storage_jobs(
     config: CacheConfig,
     storage: StorageConfig,
     components: Sequence[TreeComponent],
+    memory: dict[str, Any],
     pools: dict[str, HostPool],
 ) -> StorageJobs:
     """Open the store that `storage` names, for the pools of this cache."""
@@ -74,10 +67,14 @@ async def open_storage_jobs(
     geometry: Plain = {
         pool.name: {"slots": pool.host.page_size, "pieces": pool.host.pieces} for pool in stored
     }
+    dtypes = [
+        [str(part.dtype) for layer in memory[pool.name].parts() for part in layer]
+        for pool in stored
+    ]
     whose = identity(
         storage.model,
         storage.weight_version,
-        str(config.pools.full.dtype),
+        str(dtypes),
         config.host.layout,
         page,
         storage.rank,

@@ -75,7 +75,7 @@ class TierCounters:
 class LoadRecord(msgspec.Struct, eq=False):
     """What one call of ``load_back`` has: a lock on ``node``, and jobs to wait for.
 
-    ``receipt``: number of its receipt. ``rid``: the request that took it, or None. ``length``:
+    ``device``: how much was on the device when it began. ``receipt``: number of its receipt. ``rid``: the request that took it, or None. ``length``:
     device length when all is done, or, once something failed, what is left of it. ``before``: how
     much the request had locked before it, None for nothing.
     """
@@ -84,6 +84,7 @@ class LoadRecord(msgspec.Struct, eq=False):
     node: Node
     receipt: int
     rid: str | None
+    device: int
     length: int
     jobs: set[int]
     failed: bool = False

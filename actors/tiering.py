@@ -14,6 +14,7 @@ from typing import Any
 
 from radixtide.actors.actor import Actor, Handler
 from radixtide.actors.storage_jobs import StorageJobs
+from radixtide.actors.system import ActorSystem
 from radixtide.actors.tier_messages import (
     CopyDone,
     Fence,
@@ -77,9 +78,10 @@ class TieringActor(Actor):
         self._running: set[int] = set()
         self._over: dict[int, None] = {}
 
-    def attach(self, loop: asyncio.AbstractEventLoop, report: Callable[[Any], None]) -> None:
-        """Note the loop on which reports are made, and who gets them."""
-        self._loop = loop
+    def attach(self, system: ActorSystem, report: Callable[[Any], None]) -> None:
+        """Note the system on whose loop work is done, and who gets the reports."""
+        self._loop = system.loop
+        self._own = system.own
         self.report = report
 
     def handlers(self) -> Mapping[type, Handler]:
@@ -206,7 +208,7 @@ class TieringActor(Actor):
             self._moved["fetched_bytes"] += storage.take_fetched()
             self.report(report)
 
-        self._tasks[number] = self._loop.create_task(run())
+        self._tasks[number] = self._own(run())
 
     def _remember(self, number: int) -> None:
         self._over[number] = None

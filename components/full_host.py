@@ -191,8 +191,15 @@ class FullHost(HostTier):
     def commit_fetch(
         self, nodes: Sequence[Node], slots: Slots, digests: Digests | None = None
     ) -> None:
-        """As in the base; what comes from storage is there."""
+        """As in the base; what comes from storage is there.
+
+        What the nodes hang on to was touched with them: the deepest of it on the device gets its
+        new place.
+        """
         super().commit_fetch(nodes, slots, digests)
+        data = self.device_depth(nodes[0]).primary
+        if data.order_key is not None:
+            self.leaves.refresh(data)
         for node in nodes:
             link = node.primary.host_link
             if link is not None and node.primary.host_value is not None:

@@ -24,7 +24,7 @@ SETS = {
     "mamba": ("full", "mamba"),
     "all": ("full", "swa", "mamba"),
 }
-STEPS = 250
+STEPS = 220
 
 
 class Walker:
@@ -214,7 +214,7 @@ class Walker:
 @pytest.mark.parametrize("name", SETS)
 def test_walks_are_sound_at_every_step(name: str, page_size: int) -> None:
     seen: Counter[str] = Counter()
-    for seed, policy in enumerate(("lru", "lfu", "mru", "tlru", "slru")):
+    for seed, policy in enumerate(("lru", "lfu", "mru", "tlru")):
         walker = Walker(seed, SETS[name], page_size, policy)
         walker.walk(STEPS)
         seen += walker.world.seen

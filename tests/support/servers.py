@@ -1,8 +1,9 @@
 """Real servers for tests of storage: on loopback, on ports that are free, killed at the end.
 
-A test asks for one with a fixture (`redis_server`, `s3_server`, `mooncake_server`), of which each
-process of tests has one; a test that kills a server starts it again. Where a program is missing the test is skipped and says what to install; with ``CI``
-or ``RADIXTIDE_REQUIRE_SERVERS`` in the environment it fails instead.
+A test asks for one with a fixture (`redis_server`, `s3_server`, `mooncake_server`); a process has
+one of each, and a test that kills it starts it again. Where a program is missing the test is
+skipped and says what to install; with ``CI`` or ``RADIXTIDE_REQUIRE_SERVERS`` in the environment it
+fails instead.
 """
 
 from __future__ import annotations

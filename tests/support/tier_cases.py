@@ -321,7 +321,9 @@ CASES = [
     TierCase("load inside a node", load_inside, ("CommitMatch", "UseHost", "EndLoad")),
     TierCase("load for a request", load_for_request, ("BeginLoad", "Unlock", "AbortReq", "LetGo")),
     TierCase("failed load", load_fails, ("EndLoad", "LockSplit", "Unlock")),
-    TierCase("store", store, ("HostSlots", "PinHost", "StartStore", "StoreDone", "NoteStored"), STORED),
+    TierCase(
+        "store", store, ("HostSlots", "PinHost", "StartStore", "StoreDone", "NoteStored"), STORED
+    ),
     TierCase(
         "fetch",
         fetch,

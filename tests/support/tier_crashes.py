@@ -105,9 +105,7 @@ async def undisturbed(
         return sent, where
 
 
-async def disturbed(
-    case: TierCase, components: Components, fault: Chooser, costs: bool
-) -> Picture:
+async def disturbed(case: TierCase, components: Components, fault: Chooser, costs: bool) -> Picture:
     """Take the steps with a fault at one message; return where all is in the end.
 
     `costs`: the fault may cost something; if not, no call and no message may fail.
