@@ -17,7 +17,6 @@ from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Call
 from radixtide.actors.envelope import WAIT_FOR_JOB
 from radixtide.actors.jobs import FETCH, Job
-from radixtide.actors.messages import CommitMatch
 from radixtide.actors.op_backup import chain_above, evict_host
 from radixtide.actors.state import State
 from radixtide.actors.tier_messages import (
@@ -40,7 +39,7 @@ from radixtide.components.request import Request
 from radixtide.configs.errors import RadixtideError
 from radixtide.tiers.page_hash import namespace_seed
 from radixtide.tree.key import RadixKey
-from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_DEVICE, ON_HOST, Node
+from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_HOST, Node
 
 
 class PrefetchCall(Call, frozen=True, tag=True, gc=False):
@@ -261,12 +260,9 @@ def _attach(
             digests[name] = known[start // each : stop // each]
     if rest:
         yield state.all(ReleaseHost(rest))
+    # Before the commit, in which what is above on the device gets the place of this touch.
+    state.touch(state.path_to(node), walk.limit)
     yield state.all(CommitFetch(nodes, splits, mine, digests))
-    path = state.path_to(node)
-    state.touch(path, walk.limit)
-    if here := [at for at in path if at.tiers & ON_DEVICE]:
-        # Its last node may be a leaf there, with a place that goes by this touch.
-        yield state.carrier, CommitMatch(here)
     tiers.counters.prefetched_units += walk.limit - have
     return walk.limit - have
 

@@ -75,9 +75,10 @@ class TierCounters:
 class LoadRecord(msgspec.Struct, eq=False):
     """What one call of ``load_back`` has: a lock on ``node``, and jobs to wait for.
 
-    ``device``: how much was on the device when it began. ``receipt``: number of its receipt. ``rid``: the request that took it, or None. ``length``:
-    device length when all is done, or, once something failed, what is left of it. ``before``: how
-    much the request had locked before it, None for nothing.
+    ``receipt``: number of its receipt. ``rid``: the request that took it, or None. ``device``: how
+    much was usable on the device when it began. ``length``: how much is when all is done, or, once
+    something failed, what is left of it. ``before``: how much the request had locked before it,
+    None for nothing.
     """
 
     number: int

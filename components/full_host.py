@@ -178,7 +178,7 @@ class FullHost(HostTier):
         return LoadNeed(nodes, slots, shared)
 
     def finalize_host_match(self, path: Sequence[Node], first: int) -> int:
-        """Return the units that a load of ``path[first:]`` brings; the host order sees touches late.
+        """Return the units that a load of ``path[first:]`` brings; nothing moves on the host.
 
         What is on the device beyond the match, for want of another component's data there, was
         touched as well: the deepest of it gets its new place.

@@ -11,7 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from radixtide.actors.agreement import Agreement, AgreementFailed, GlooAgreement, RanksDiverged
     from radixtide.actors.cache import UnifiedRadixCache
+    from radixtide.actors.tier_handles import LoadBack, Prefetch
     from radixtide.components.api import (
         ActorStats,
         AllocateParams,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         InvalidKey,
         InvalidRequest,
         InvariantError,
+        LoadFailed,
         MailboxFull,
         NodeError,
         OutOfSlots,
@@ -67,7 +70,7 @@ if TYPE_CHECKING:
         UnknownNode,
     )
     from radixtide.configs.loader import load_config
-    from radixtide.configs.schema import CacheConfig
+    from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
     from radixtide.configs.sections import plugin_section
     from radixtide.tiers.slots import SlotAllocator
     from radixtide.tree.key import RadixKey
@@ -81,6 +84,8 @@ __all__ = (
     "ActorFailed",
     "ActorStats",
     "ActorStopped",
+    "Agreement",
+    "AgreementFailed",
     "AllocateParams",
     "AllocateResult",
     "AuditReport",
@@ -99,6 +104,8 @@ __all__ = (
     "EvictParams",
     "EvictResult",
     "ForeignReceipt",
+    "GlooAgreement",
+    "HostConfig",
     "InsertCheck",
     "InsertParams",
     "InsertPart",
@@ -108,6 +115,8 @@ __all__ = (
     "InvalidKey",
     "InvalidRequest",
     "InvariantError",
+    "LoadBack",
+    "LoadFailed",
     "LockReceipt",
     "MailboxFull",
     "MatchPrefixParams",
@@ -120,15 +129,18 @@ __all__ = (
     "PinRefused",
     "PinResult",
     "PoolStats",
+    "Prefetch",
     "RadixKey",
     "RadixTree",
     "RadixtideError",
+    "RanksDiverged",
     "ReceiptError",
     "ReceiptReleased",
     "Request",
     "SlotAllocator",
     "SlotError",
     "StaleNode",
+    "StorageConfig",
     "TraceError",
     "TreeComponent",
     "UnifiedRadixCache",
@@ -145,6 +157,14 @@ _ROOMS: Final = {
     "RadixKey": "radixtide.tree.key",
     "Request": "radixtide.components.request",
     "CacheConfig": "radixtide.configs.schema",
+    "HostConfig": "radixtide.configs.schema",
+    "StorageConfig": "radixtide.configs.schema",
+    "LoadBack": "radixtide.actors.tier_handles",
+    "Prefetch": "radixtide.actors.tier_handles",
+    "Agreement": "radixtide.actors.agreement",
+    "AgreementFailed": "radixtide.actors.agreement",
+    "GlooAgreement": "radixtide.actors.agreement",
+    "RanksDiverged": "radixtide.actors.agreement",
     "load_config": "radixtide.configs.loader",
     # For authors of components.
     "AuxiliaryComponent": "radixtide.components.auxiliary",

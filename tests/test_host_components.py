@@ -9,7 +9,7 @@ from radixtide import EvictLayer
 from radixtide.components.host_tier import HostTier
 from radixtide.components.outcomes import NO_MOVES, Shortage
 from radixtide.tree import Node
-from radixtide.tree.node import ON_DEVICE
+from radixtide.tree.node import ON_DEVICE, ON_HOST
 from support.bench import Bench
 from support.caches import tokens
 from support.host_jobs import HostWorld
@@ -112,7 +112,7 @@ def test_a_backup_takes_slots_protects_its_source_and_becomes_the_host_value(
     assert number is not None
     (moving,) = full.jobs[number].moving
     assert moving.device.tolist() == list(range(8))
-    assert (moving.device.dtype, moving.host.dtype) == (np.int64, np.int64)
+    assert moving.device.dtype == moving.host.dtype == np.dtype(np.int64)
     assert host_sizes(part) == (24, 0, 0, 8)
     assert part.sizes().protected == 8
     assert part.backup_need([leaf]) == 0
@@ -154,9 +154,8 @@ def test_an_auxiliary_component_backs_up_what_there_is_room_for_in_order() -> No
 
 
 def test_a_node_is_pinned_in_every_component_also_where_it_has_no_value(hybrid: HostWorld) -> None:
-    (leaf,) = put(hybrid, tokens(16))
-    hybrid.evict(hybrid.part("swa"), 10**6)
-    (leaf,) = [node for node in hybrid.tree if node.end == 16]
+    assert hybrid.insert(tokens(16), swa=0) is not None
+    (leaf,) = hybrid.tree
     number = hybrid.begin_backup(leaf)
     assert number is not None
     assert [part.data(leaf).lock_ref for part in hybrid.parts] == [1, 1, 1]
@@ -195,7 +194,7 @@ def test_every_fragment_of_a_split_backup_ends_alike(hybrid: HostWorld, ok: bool
     assert hybrid.full.sizes().protected == 0
 
 
-# -- demotion and eviction ---------------------------------------------------------------------------
+# -- demotion and eviction -------------------------------------------------------------------------
 
 
 def test_a_leaf_with_a_host_copy_is_demoted(full: HostWorld) -> None:
@@ -213,24 +212,19 @@ def test_a_leaf_with_a_host_copy_is_demoted(full: HostWorld) -> None:
 
 
 def test_host_copies_go_by_kind_and_children_before_parents(full: HostWorld) -> None:
-    stored, mirror, gone, deep = put(
-        full, tokens(4, 100), tokens(4, 200), tokens(4, 300), [*tokens(4, 300), *tokens(4, 400)]
+    alone, stored, mirror, stem, deep = put(
+        full,
+        tokens(4),
+        tokens(4, 100),
+        tokens(4, 200),
+        tokens(4, 300),
+        [*tokens(4, 300), *tokens(4, 400)],
     )
-    back_up(full, stored, mirror, deep)
-    full.evict(full.full, 4)
-    full.touch([stored])
-    full.full.finalize_match_result([stored])
-    full.evict(full.full, 4)
-    full.touch([mirror])
-    full.full.finalize_match_result([mirror])
-    evicted = [node for node in (stored, mirror, gone, deep) if not node.tiers & ON_DEVICE]
-    assert len(evicted) == 2
-    put(full, tokens(4, 100), tokens(4, 200), tokens(4, 300), [*tokens(4, 300), *tokens(4, 400)])
+    back_up(full, alone, stored, mirror, deep)
+    assert full.evict(full.full, 4) == [alone]
     full.store([stored])
-    full.evict(full.full, 4)
     order = full.full.drive_host_eviction(10**6)
-    assert [node.id for node in order[:1]] == [stored.id]
-    assert order.index(deep) < order.index(gone)
+    assert order == [stored, alone, mirror, deep, stem]
     assert full.full.drive_host_eviction(4) == order[:1]
     assert full.full.drive_host_eviction(5) == order[:2]
     assert full.full.drive_host_eviction(0) == []
@@ -327,7 +321,7 @@ def test_a_load_fills_slots_that_are_in_flight_and_become_the_nodes(hybrid: Host
     hybrid.check()
     hybrid.unlock(0)
     assert [part.sizes().evictable for part in hybrid.parts] == [16, 8, 1]
-    assert host_sizes(mamba)[:2] == (3, 1)
+    assert host_sizes(mamba)[:2] == (2, 2)
     hybrid.check()
 
 
@@ -370,12 +364,10 @@ def test_a_job_ends_only_what_it_loads(hybrid: HostWorld) -> None:
 
 
 def test_a_value_that_an_insert_brought_meanwhile_stays(hybrid: HostWorld) -> None:
-    (leaf,) = put(hybrid, tokens(8))
+    leaf, _ = put(hybrid, tokens(8), tokens(12))
     back_up(hybrid, leaf)
     mamba, swa = hybrid.part("mamba"), hybrid.part("swa")
-    hybrid.evict(mamba, 1)
-    hybrid.evict(swa, 8)
-    (leaf,) = [node for node in hybrid.tree if node.end == 8]
+    assert hybrid.evict(mamba, 1) == hybrid.evict(swa, 8) == [leaf]
     assert mamba.data(leaf).value is swa.data(leaf).value is None
     assert leaf.tiers & ON_DEVICE
     number = hybrid.begin_load(tokens(8))
@@ -388,7 +380,7 @@ def test_a_value_that_an_insert_brought_meanwhile_stays(hybrid: HostWorld) -> No
     hybrid.check()
     hybrid.end_load(number)
     assert [part.sizes().in_flight for part in hybrid.parts] == [0, 0, 0]
-    assert [part.sizes().evictable for part in hybrid.parts] == [8, 8, 1]
+    assert [part.sizes().evictable for part in hybrid.parts] == [12, 12, 2]
     hybrid.check()
 
 
@@ -652,5 +644,5 @@ def test_the_names_of_the_phases_lead_to_their_hooks(full: HostWorld) -> None:
     assert len(part.build_hicache_transfers([leaf], "load", 2001).device) == 8
     part.commit_hicache_transfer([leaf], "load")
     part.unpin_host([leaf])
-    leaf.tiers |= 2
-    full.check()
+    leaf.tiers |= ON_HOST
+    assert full.audit() == []
