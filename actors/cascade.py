@@ -14,6 +14,7 @@ from radixtide.actors.cell import Cell
 from radixtide.actors.messages import EvictNodes, Judge, Propose
 from radixtide.actors.op_backup import chain_above, start_backup
 from radixtide.actors.state import State
+from radixtide.actors.tier_state import TierState
 from radixtide.tree.node import FAILED, IN_STORAGE, ON_DEVICE, ON_HOST, Node
 
 Freed = dict[str, int]
@@ -44,16 +45,22 @@ def evict_one(
         return {}
     tiers = state.tiers
     if may_wait and tiers is not None and tiers.write_back and cell is state.carrier:
-        return (yield from _evict_or_wait(state, victims))
+        return (yield from _evict_or_wait(state, tiers, victims))
     return (yield from cascade(state, cell, victims))
 
 
-def _evict_or_wait(state: State, victims: list[Node]) -> Generator[Any, Any, Freed]:
+def _evict_or_wait(
+    state: State, tiers: TierState, victims: list[Node]
+) -> Generator[Any, Any, Freed]:
     """Evict the victims with a copy on the host; have the others backed up, and raise MustWait.
 
     It carries what was evicted. What finds no room on the host is evicted without a copy.
     """
-    missing = [node for node in victims if not node.tiers & ON_HOST and not node.job & FAILED]
+    missing = [
+        node
+        for node in victims
+        if (not node.tiers & ON_HOST or node in tiers.again) and not node.job & FAILED
+    ]
     if not missing:
         return (yield from cascade(state, state.carrier, victims))
     # Those above one that has to stay for its copy must stay as well.
@@ -68,7 +75,7 @@ def _evict_or_wait(state: State, victims: list[Node]) -> Generator[Any, Any, Fre
         freed = yield from cascade(state, state.carrier, ready)
     nodes: dict[Node, None] = {}
     for node in missing:
-        nodes.update(dict.fromkeys(chain_above(node)))
+        nodes.update(dict.fromkeys(chain_above(node) or (node,)))
     if (yield from start_backup(state, sorted(nodes, key=lambda one: one.end))):
         raise MustWait(freed)
     more = yield from cascade(state, state.carrier, [node for node in victims if node in stays])
@@ -120,7 +127,7 @@ def cascade(state: State, cell: Cell, victims: list[Node]) -> Generator[Any, Any
             else:
                 remember(node, bool(node.tiers & IN_STORAGE))
                 tree.remove(node)
-                tiers.ready.pop(node.id, None)
+                tiers.forget_node(node)
                 tiers.counters.dropped_unbacked += 1
     counters = state.counters
     counters.evicted_nodes += len(leaves)

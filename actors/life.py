@@ -169,7 +169,7 @@ class CacheLife:
 
         def failed(message: Any) -> None:
             tiers.down = not cell.open
-            answer = report_of_failure(message)
+            answer = None if tiering.has_begun(message) else report_of_failure(message)
             if answer is not None:
                 system.loop.call_soon(report, answer)
 

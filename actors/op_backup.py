@@ -23,6 +23,7 @@ from radixtide.actors.tier_messages import (
     UnpinHost,
 )
 from radixtide.actors.tier_state import TierState
+from radixtide.components.insertion import Insertion
 from radixtide.components.outcomes import Moving
 from radixtide.tiers.copy_engine import Transfer
 from radixtide.tree.node import BACKING, FAILED, IN_STORAGE, ON_DEVICE, ON_HOST, QUEUED, Node
@@ -44,6 +45,22 @@ def queue_path(tiers: TierState, node: Node, ready: Any = None) -> None:
         at = at.parent
     for one in reversed(waiting):
         tiers.queue(one, ready)
+
+
+def queue_again(tiers: TierState, job: Insertion) -> None:
+    """Queue nodes that have a copy already, and got more from an insert: a window, a state."""
+    depths = [span for part in job.parts[1:] for span in part.adopted]
+    if not depths:
+        return
+    first = min(start for start, _ in depths)
+    at = job.node
+    while at.parent is not None and at.end > first:
+        if at.tiers & ON_HOST and at.tiers & ON_DEVICE:
+            if tiers.write_back:
+                tiers.again.add(at)
+            else:
+                tiers.queue(at, job.ready, again=True)
+        at = at.parent
 
 
 def begin_backups(state: State) -> Generator[Any, Any, None]:
@@ -73,7 +90,10 @@ def _next_batch(tiers: TierState, room: int) -> list[Node]:
         node = tiers.backlog.popleft()
         node.job &= ~QUEUED
         if node.parent is not None:
-            for one in chain_above(node):
+            chain = chain_above(node)
+            if not chain and node in tiers.again and not node.job & BACKING:
+                chain = [node]
+            for one in chain:
                 if one not in known:
                     known.add(one)
                     batch.append(one)
@@ -113,9 +133,10 @@ def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
         need, free = yield state.carrier, BackupNeed(nodes)
     fitting: list[Node] = []
     for node in nodes:
-        if node.length > free:
+        units = 0 if node.tiers & ON_HOST else node.length
+        if units > free:
             break
-        free -= node.length
+        free -= units
         fitting.append(node)
     if len(fitting) < len(nodes):
         counters.backups_refused += len(nodes) - len(fitting)
@@ -129,9 +150,11 @@ def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
             yield from evict_host(state, cell, need - free, spare)
     inside = set(fitting)
     pinned = [node.parent for node in fitting if node.parent not in inside]
+    # What has a copy already, of which only a part is missing, has to keep it meanwhile.
+    pinned += [node for node in fitting if node.tiers & ON_HOST]
     anchored = [one for one in dict.fromkeys(pinned) if one is not None and one.parent is not None]
     number = state.ledger.next_holder()
-    units = sum(node.length for node in fitting)
+    units = sum(node.length for node in fitting if not node.tiers & ON_HOST)
     job = Job(number, BACKUP, fitting, anchored, units)
     moving: list[Moving] = yield state.all(BeginBackup(fitting, number))
     if anchored:
@@ -170,7 +193,8 @@ def end_backup(state: State, job: Job, report: CopyDone) -> Generator[Any, Any, 
         for node in nodes:
             node.tiers |= ON_HOST
             if tiers.storing:
-                tiers.queue_store(node)
+                tiers.queue_store(node, again=node in tiers.again)
+            tiers.again.discard(node)
     else:
         tiers.counters.backups_failed += 1
         for node in nodes:
@@ -208,7 +232,7 @@ def drop_host(state: State, nodes: list[Node]) -> None:
         tiers.counters.host_evicted_nodes += 1
         if not node.tiers & ON_DEVICE:
             state.ghosts.remember(node, bool(node.tiers & IN_STORAGE))
-            tiers.condemned.discard(node)
+            tiers.forget_node(node)
             state.tree.remove(node)
 
 

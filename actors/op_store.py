@@ -31,7 +31,7 @@ def begin_stores(state: State) -> Generator[Any, Any, None]:
         if tiers.down or not tiers.storing or node.parent is None or not node.tiers & ON_HOST:
             _give_up(tiers, [node])
             continue
-        if node.tiers & IN_STORAGE or node.job & STORING:
+        if node.job & STORING or (node.tiers & IN_STORAGE and node not in tiers.again_stored):
             continue
         parent = node.parent
         if parent.parent is not None and not parent.tiers & IN_STORAGE:
@@ -59,6 +59,7 @@ def _start(state: State, tiers: TierState, node: Node) -> Generator[Any, Any, No
     parts = yield state.all(HostSlots([node]))
     yield state.all(PinHost([node]))
     number = state.ledger.next_holder()
+    tiers.again_stored.discard(node)
     job = Job(number, STORE, [node], [node], node.length)
     tiers.jobs.add(job)
     parent = node.parent

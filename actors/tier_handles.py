@@ -76,8 +76,8 @@ class LoadBack:
     async def close(self) -> None:
         """Release the lock, unless a request has it. Idempotent."""
         if not self._closed:
-            self._closed = True
             await self._cache._give(CloseLoad(self._number), None)
+            self._closed = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,8 +147,8 @@ class Prefetch:
     async def close(self) -> None:
         """Give up what has not arrived. Idempotent; what is on the host stays."""
         if not self._closed:
-            self._closed = True
             await self._cache._give(EndFetch(self._number, False), None)
+            self._closed = True
 
     async def __aenter__(self) -> Self:
         return self

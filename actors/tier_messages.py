@@ -159,7 +159,9 @@ class HostSizes(Plan, frozen=True, tag=True):
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
-    """Base of what the tiering actor is told."""
+    """Base of what the tiering actor is told. It comes until it is handled."""
+
+    applies: ClassVar[bool] = True
 
 
 class StartCopy(Told, frozen=True, tag=True):

@@ -11,7 +11,7 @@ import msgspec
 from radixtide.actors.envelope import Sentinel
 from radixtide.actors.jobs import Backlog, JobBoard
 from radixtide.configs.schema import HostConfig, StorageConfig
-from radixtide.tree.node import FAILED, ON_HOST, QUEUED, Node
+from radixtide.tree.node import FAILED, IN_STORAGE, ON_HOST, QUEUED, Node
 
 
 class TierCounters:
@@ -104,6 +104,9 @@ class FetchRecord(msgspec.Struct, eq=False):
 class TierState:
     """The coordinator's books of host and storage. Only its operations write it.
 
+    ``condemned``: nodes whose host copy was found damaged. ``again``: nodes that have got data
+    since they were copied to the host, ``again_stored``: since they were stored.
+
     ``down``: the tiering actor has crashed too often, and stays down: nothing new begins.
     ``tell``: brings a message to the tiering actor. ``wake``: has the coordinator look at what
     waits, in a turn of its own. ``let_in``: lets the calls of a line try again. ``in_line``: tells
@@ -124,6 +127,8 @@ class TierState:
         self.loads: dict[int, LoadRecord] = {}
         self.fetches: dict[int, FetchRecord] = {}
         self.condemned: set[Node] = set()
+        self.again: set[Node] = set()
+        self.again_stored: set[Node] = set()
         self.counters = TierCounters()
         self.waking = False
         self.down = False
@@ -134,13 +139,16 @@ class TierState:
         self.let_in: Callable[[Sentinel], None]
         self.in_line: Callable[[Sentinel], bool]
 
-    def queue(self, node: Node, ready: Any = None) -> None:
+    def queue(self, node: Node, ready: Any = None, again: bool = False) -> None:
         """Let `node` wait for its backup, which begins when `ready` has happened.
 
         The newest are left out when too many wait; they are queued when they are used again.
+        `again`: it has got something since it was backed up.
         """
-        if node.tiers & ON_HOST or node.job & ~FAILED:
+        if (node.tiers & ON_HOST and not again) or node.job & ~FAILED:
             return
+        if again:
+            self.again.add(node)
         if len(self.backlog) >= self.host.backlog_max:
             self.counters.backups_skipped += 1
             return
@@ -151,8 +159,19 @@ class TierState:
         if not self.waking:
             self.wake()
 
-    def queue_store(self, node: Node) -> None:
-        """Let `node`, which has a host copy, wait until it is written to storage."""
+    def forget_node(self, node: Node) -> None:
+        """Forget what is noted of `node`, which leaves the tree."""
+        self.ready.pop(node.id, None)
+        for marked in (self.condemned, self.again, self.again_stored):
+            marked.discard(node)
+
+    def queue_store(self, node: Node, again: bool = False) -> None:
+        """Let `node`, which has a host copy, wait until it is written to storage.
+
+        `again`: even if it was stored before, as it has got something since.
+        """
+        if again and node.tiers & IN_STORAGE:
+            self.again_stored.add(node)
         self.to_store.append(node)
         if not self.waking:
             self.wake()
@@ -162,7 +181,8 @@ class TierState:
         for waiting in (self.backlog, self.to_store, self.after_parent, self.ready, self.loads):
             waiting.clear()
         self.fetches.clear()
-        self.condemned.clear()
+        for marked in (self.condemned, self.again, self.again_stored):
+            marked.clear()
 
     def split(self, prefix: Node, suffix: Node) -> None:
         """Follow a split: what waits for or moves the one, waits for or moves both."""
@@ -173,8 +193,9 @@ class TierState:
         ready = self.ready.get(suffix.id)
         if ready is not None:
             self.ready[prefix.id] = ready
-        if suffix in self.condemned:
-            self.condemned.add(prefix)
+        for marked in (self.condemned, self.again, self.again_stored):
+            if suffix in marked:
+                marked.add(prefix)
 
     @property
     def idle(self) -> bool:

@@ -96,6 +96,13 @@ class TieringActor(Actor):
             Fence: self.fence,
         }
 
+    def has_begun(self, m: Told) -> bool:
+        """Return whether what `m` asks for is under way, so that its report will come."""
+        number = getattr(m, "job", 0)
+        return number in self._running or (-number if isinstance(m, StartFetch) else number) in (
+            self._tasks
+        )
+
     @property
     def jobs(self) -> int:
         """How many jobs are under way."""

@@ -18,6 +18,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
@@ -181,16 +182,22 @@ async def busy_delays(bench: Bench, seconds: float) -> tuple[list[float], float]
     """As :func:`delays`, while one backup after the other runs; also their rate in GiB/s."""
     loop = asyncio.get_running_loop()
     copied = 0
+    under_way = 2
     going = True
+    over = asyncio.Event()
 
     def on_done(result: CopyResult) -> None:
         loop.call_soon_threadsafe(again, result)
 
     def again(result: CopyResult) -> None:
-        nonlocal copied
+        nonlocal copied, under_way
         copied += bench.bytes if result.ok else 0
         if going:
             bench.submit("backup", on_done)
+            return
+        under_way -= 1
+        if not under_way:
+            over.set()
 
     # Two, so that the engine has the next one when one is done.
     bench.submit("backup", on_done)
@@ -199,6 +206,7 @@ async def busy_delays(bench: Bench, seconds: float) -> tuple[list[float], float]
     late = await delays(seconds)
     rate = copied / (time.perf_counter() - start) / 2**30
     going = False
+    await over.wait()
     return late, rate
 
 
@@ -210,8 +218,8 @@ def loop_delay(case: Case, batch: int, runs: int, seconds: float, threads: int) 
         bench = Bench(case, batch, threads, verify=True)
         bench.run("backup")
         try:
-            idle = run_async(lambda: delays(seconds))
-            busy, rate = run_async(lambda bench=bench: busy_delays(bench, seconds))  # type: ignore[misc]
+            idle = run_async(partial(delays, seconds))
+            busy, rate = run_async(partial(busy_delays, bench, seconds))
         finally:
             bench.engine.close()
         pairs.append((p99(idle), p99(busy)))

@@ -174,6 +174,7 @@ def _run(options: ReplayOptions) -> ReplayResult:
     from radixtide.cli.replay_recording import Recording
     from radixtide.cli.replay_run import run_replay
     from radixtide.cli.replay_source import Source, Summary
+    from radixtide.tiers.storage.base import StoreStats
 
     progress = ReplayProgress(Console(stderr=True))
 
@@ -181,8 +182,15 @@ def _run(options: ReplayOptions) -> ReplayResult:
         progress.begin(summary.requests)
         return progress.step
 
+    def tell_storage(stats: StoreStats) -> None:
+        if stats.values:
+            warm = f"{stats.values:,} pages are there already: it starts warm"
+        else:
+            warm = "it is empty" if stats.values == 0 else "only the server knows what is there"
+        typer.echo(f"storage ({stats.backend}): {warm}", err=True)
+
     with progress.shown():
-        return run_replay(options, start)
+        return run_replay(options, start, tell_storage)
 
 
 def _show(result: ReplayResult, as_object: bool, report: Path | None) -> None:

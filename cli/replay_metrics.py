@@ -249,7 +249,8 @@ class Tally(msgspec.Struct):
 class Sample(msgspec.Struct):
     """One look at the replay: totals so far, the pools now, latencies since the sample before.
 
-    ``at_ns``: virtual time. ``pools``: each device pool, by component.
+    ``at_ns``: virtual time. ``pools``, ``hosts``: each device pool and host pool, by component.
+    ``tier_tokens``: hit tokens by tier. ``moved``: bytes moved between tiers, by counter.
     """
 
     at_ns: int
@@ -261,6 +262,9 @@ class Sample(msgspec.Struct):
     running: int
     waiting: int
     latency: dict[str, Histogram]
+    hosts: dict[str, PoolStats] = {}
+    tier_tokens: dict[str, int] = {}
+    moved: dict[str, int] = {}
 
 
 class Series:

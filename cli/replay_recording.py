@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from radixtide.cli.replay_metrics import CallTimes, Histogram, Sample, Series, Tally
+from radixtide.components.api import CacheStats, PoolStats
 
 if TYPE_CHECKING:
     from radixtide.actors.cache import UnifiedRadixCache
@@ -51,8 +52,16 @@ class Recording:
                 running=running,
                 waiting=waiting,
                 latency=self.calls.roll(),
+                hosts=hosts_of(stats),
+                tier_tokens=dict(self.tally.tier_tokens),
+                moved={name: n for name, n in stats.counters.items() if name.endswith("_bytes")},
             )
         )
 
 
-__all__ = ("Recording",)
+def hosts_of(stats: CacheStats) -> dict[str, PoolStats]:
+    """Return the host pools that there are, by component."""
+    return {name: tiers["host"] for name, tiers in stats.pools.items() if "host" in tiers}
+
+
+__all__ = ("Recording", "hosts_of")

@@ -9,9 +9,17 @@ from typing import Final
 
 from radixtide.cli.page import chart, headed_table, page, tiles, write_page
 from radixtide.cli.replay_chart import Line, area_chart, line_chart
+from radixtide.cli.replay_chart_axis import Axis, show_count
 from radixtide.cli.replay_metrics import Sample
 from radixtide.cli.replay_run import ReplayResult
-from radixtide.cli.replay_summary import call_rows, component_rows, lost_rows, sections
+from radixtide.cli.replay_summary import (
+    call_rows,
+    component_rows,
+    lost_rows,
+    sections,
+    tier_tables,
+)
+from radixtide.cli.replay_tier_view import tier_charts
 
 _TIMED: Final = ("match_prefix", "allocate", "cache_unfinished_req", "cache_finished_req")
 """Calls whose latency is drawn; the table has them all."""
@@ -54,8 +62,8 @@ def _tiles(result: ReplayResult) -> str:
 
 def _charts(result: ReplayResult) -> str:
     samples = result.recording.series.samples
-    xs, is_clock = _x_axis(samples)
-    x_format, x_name = (_clock, "virtual time") if is_clock else (_count, "requests served")
+    axis = Axis.of(samples)
+    xs, x_format, x_name, is_clock = axis.xs, axis.show, axis.name, axis.is_clock
     hits = _hit_lines(samples, has_others=len(result.config.components) > 1)
     most = max((value for line in hits for value in line.values if value is not None), default=1.0)
     top = max(math.ceil(10 * most), 1) / 10
@@ -68,13 +76,13 @@ def _charts(result: ReplayResult) -> str:
         chart(
             "Pool",
             f"Slots of the device pool by state, over {x_name}.",
-            area_chart(xs, _pool_lines(samples, "full"), x_format, _count, is_clock=is_clock),
+            area_chart(xs, _pool_lines(samples, "full"), x_format, show_count, is_clock=is_clock),
         ),
         *(
             chart(
                 f"Pool of {what}",
                 f"The {name} pool by state, over {x_name}.",
-                area_chart(xs, _pool_lines(samples, name), x_format, _count, is_clock=is_clock),
+                area_chart(xs, _pool_lines(samples, name), x_format, show_count, is_clock=is_clock),
             )
             for name, what in _OTHER_POOLS.items()
             if name in result.pools
@@ -87,6 +95,7 @@ def _charts(result: ReplayResult) -> str:
             ),
         ),
     ]
+    drawn[1:1] = tier_charts(result, axis)
     if not result.sequential:
         batch = [
             Line("running", 0, [float(sample.running) for sample in samples]),
@@ -96,18 +105,10 @@ def _charts(result: ReplayResult) -> str:
             chart(
                 "Requests under way",
                 f"In the batch and in the queue, over {x_name}.",
-                line_chart(xs, batch, x_format, _count, is_clock=is_clock),
+                line_chart(xs, batch, x_format, show_count, is_clock=is_clock),
             )
         )
     return "".join(drawn)
-
-
-def _x_axis(samples: list[Sample]) -> tuple[list[float], bool]:
-    """Return x of each sample, and whether that is virtual time in seconds."""
-    if samples and samples[-1].at_ns > samples[0].at_ns:
-        return [sample.at_ns / 1e9 for sample in samples], True
-    # A trace whose requests all arrive at once has no time to speak of.
-    return [float(sample.requests) for sample in samples], False
 
 
 def _hit_lines(samples: list[Sample], has_others: bool) -> list[Line]:
@@ -157,6 +158,7 @@ def _tables(result: ReplayResult) -> str:
     heading = ("call", "count", "p50 µs", "p99 µs")
     return (
         f'<div class="tables">{"".join(parts)}</div>'
+        + "".join(headed_table(title, rows) for title, rows in tier_tables(result))
         + headed_table("Components", component_rows(result))
         + headed_table("Lost hits", lost_rows(result))
         + headed_table("Calls of the cache", [heading, *call_rows(result)])
@@ -169,23 +171,6 @@ def _percent(value: float) -> str:
 
 def _microseconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _count(value: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:,.4g}{letter}"
-    return f"{value:,.4g}"
-
-
-def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60 and seconds != whole:
-        return f"{seconds:.3g} s"
-    hours, rest = divmod(whole, 3600)
-    if hours:
-        return f"{hours}:{rest // 60:02}:{rest % 60:02}"
-    return f"{rest // 60}:{rest % 60:02}"
 
 
 __all__ = ("render_report", "write_report")

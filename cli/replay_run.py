@@ -19,7 +19,7 @@ from radixtide.cli.replay_clock import VirtualClock
 from radixtide.cli.replay_costs import Limits
 from radixtide.cli.replay_fit import fit_config
 from radixtide.cli.replay_hybrid import HybridReplay
-from radixtide.cli.replay_recording import Recording
+from radixtide.cli.replay_recording import Recording, hosts_of
 from radixtide.cli.replay_scheduler import Scheduler
 from radixtide.cli.replay_sequential import SequentialReplay
 from radixtide.cli.replay_source import Source, Summary, summarise
@@ -31,6 +31,7 @@ from radixtide.configs.errors import ConfigError
 from radixtide.configs.loader import load_config
 from radixtide.configs.scaling import scaled
 from radixtide.configs.schema import CacheConfig
+from radixtide.tiers.storage.base import StoreStats
 
 
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +64,9 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayResult(msgspec.Struct, frozen=True):
     """A replay that ended, or was interrupted: what it was, what it counted, what was left.
 
-    ``pools``: each pool at the end, by component; ``held_locks``: locks at the end. Nothing is held
-    then, if all is well. ``counters``: the cache's totals.
+    ``pools``, ``hosts``: each device and host pool at the end, by component; ``held_locks``: locks
+    at the end. Nothing is held then, if all is well. ``storage``, ``storage_at_start``: what the
+    store held and did, where there is one. ``counters``: the cache's totals.
     ``violations``: what the audit found. ``wall_s``: seconds of driving the cache, without start
     and audit. ``peak_rss_bytes``: most resident memory of the process so far.
     """
@@ -84,6 +86,9 @@ class ReplayResult(msgspec.Struct, frozen=True):
     wall_s: float
     peak_rss_bytes: int
     loop: str
+    hosts: dict[str, PoolStats] = {}
+    storage: StoreStats | None = None
+    storage_at_start: StoreStats | None = None
 
     @property
     def held_slots(self) -> int:
@@ -126,11 +131,13 @@ def open_source(options: ReplayOptions, config: CacheConfig) -> Source:
 def run_replay(
     options: ReplayOptions,
     on_start: Callable[[Source, Summary], Callable[[Recording], None] | None],
+    on_open: Callable[[StoreStats], None] = lambda _: None,
 ) -> ReplayResult:
     """Check the trace, replay it, audit the cache, and return what was measured.
 
     `on_start` is called once the trace is known to be sound, and returns what is to be called after
-    each step. An interrupt (Ctrl-C) ends the replay early: the result tells so.
+    each step; `on_open` is called with what the storage holds, where there is one. An interrupt
+    (Ctrl-C) ends the replay early: the result tells so.
 
     Raises: ConfigError, TraceError before anything is done; errors of the cache as they come.
     """
@@ -140,7 +147,7 @@ def run_replay(
     config = fit_config(config, options, source.block, summary)
     recording = Recording(on_start(source, summary))
     with asyncio.Runner(loop_factory=_loop_factory(options.uvloop)) as runner:
-        return runner.run(_replay(options, config, source, summary, recording))
+        return runner.run(_replay(options, config, source, summary, recording, on_open))
 
 
 def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -158,6 +165,7 @@ async def _replay(
     source: Source,
     summary: Summary,
     recording: Recording,
+    on_open: Callable[[StoreStats], None],
 ) -> ReplayResult:
     from radixtide.actors.cache import UnifiedRadixCache
 
@@ -166,6 +174,9 @@ async def _replay(
     clock = VirtualClock() if modelled else None
     async with UnifiedRadixCache(config, clock=clock) as cache:
         tiers = Tiers(cache, recording.calls, clock)
+        started = await cache.stats()
+        if started.storage is not None:
+            on_open(started.storage)
         driver: HybridReplay | SequentialReplay | Scheduler
         if not options.sequential:
             driver = Scheduler(cache, source.block, options.limits, recording, tiers)
@@ -203,6 +214,9 @@ async def _replay(
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes(),
         loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
+        hosts=hosts_of(stats),
+        storage=stats.storage,
+        storage_at_start=started.storage,
     )
 
 

@@ -11,6 +11,13 @@ from rich.table import Table
 
 from radixtide.cli.replay_metrics import CUT_BY, Histogram
 from radixtide.cli.replay_run import ReplayResult
+from radixtide.cli.replay_tier_view import (
+    storage_rows,
+    tier_rows,
+    tiers_json,
+    tiers_of,
+    transfer_rows,
+)
 from radixtide.components.api import PoolStats
 
 _POOL_PARTS: Final = ("size", "free", "evictable", "protected", "held")
@@ -60,6 +67,7 @@ def as_json(result: ReplayResult) -> dict[str, Any]:
             for name, pool in result.pools.items()
         },
         **_states(result),
+        **tiers_json(result),
         "pool": {
             "slots": result.config.pools.full.size,
             "page_size": result.config.page_size,
@@ -129,11 +137,19 @@ def as_tables(result: ReplayResult) -> RenderableType:
     heading = ("call", "count", "p50 µs", "p99 µs")
     return Group(
         *tables[:2],
+        *(_headed_table(title, rows) for title, rows in tier_tables(result)),
         _headed_table("Components", component_rows(result)),
         _headed_table("Lost hits", lost_rows(result)),
         *tables[2:],
         _headed_table("Calls of the cache", [heading, *call_rows(result)]),
     )
+
+
+def tier_tables(result: ReplayResult) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """Return the tables about tiers, title and rows; none where there is the device alone."""
+    if len(tiers_of(result)) == 1:
+        return []
+    return [("Tiers", tier_rows(result)), ("Transfers", transfer_rows(result))]
 
 
 def sections(result: ReplayResult) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -163,6 +179,7 @@ def sections(result: ReplayResult) -> list[tuple[str, list[tuple[str, str]]]]:
     run = [
         ("pool", f"{config.pools.full.size:,} slots, page {config.page_size}"),
         *_other_pools(result),
+        *storage_rows(result),
         ("policy, delivery, loop", f"{config.eviction.policy}, {config.delivery}, {result.loop}"),
         ("wall time", f"{result.wall_s:.1f} s"),
         ("throughput", _throughput(result)),
@@ -294,4 +311,12 @@ def _throughput(result: ReplayResult) -> str:
     return f"{requests:,.0f} requests/s, {tokens / 1e6:,.2f} M tokens/s"
 
 
-__all__ = ("as_json", "as_tables", "call_rows", "component_rows", "lost_rows", "sections")
+__all__ = (
+    "as_json",
+    "as_tables",
+    "call_rows",
+    "component_rows",
+    "lost_rows",
+    "sections",
+    "tier_tables",
+)

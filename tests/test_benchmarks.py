@@ -371,3 +371,16 @@ def test_a_peer_that_fails_is_quoted(folder: Path) -> None:
     )
     assert done.exit_code == 1
     assert "the peer is out of order" in done.stderr
+
+
+def test_stores_are_measured_and_what_they_return_is_compared(tmp_path: Path) -> None:
+    stores = ("memory:", f"file:{tmp_path}/files", f"lmdb:{tmp_path}/lmdb")
+    rows = rows_of(
+        run("storage", *stores, "--pages", "20", "--size", "8", "--batch", "6", "--json")
+    )
+    assert [row["store"] for row in rows] == ["idle", *stores]
+    assert all(row["put_mib_s"] > 0 and row["get_mib_s"] > 0 for row in rows[1:])
+    table = run("storage", "memory:", "redis://127.0.0.1:1/0", "--pages", "2", "--size", "1")
+    assert table.exit_code == 0
+    assert "memory:" in table.stdout
+    assert "redis://127.0.0.1:1/0: redis:" in table.stdout

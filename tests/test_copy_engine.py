@@ -164,7 +164,8 @@ def test_wrong_jobs_are_refused_and_nothing_is_begun(make_bed: MakeBed) -> None:
         {"direction": "load", "digests": {"mha": np.zeros(1, dtype=np.uint64)}},
         {"direction": "load", "digests": {"mla": np.zeros(2, dtype=np.uint64)}},
     ):
-        job: dict[str, Any] = {"direction": "backup", "transfers": (good,), "on_done": bed.answers.put, **wrong}
+        job: dict[str, Any] = {"direction": "backup", "transfers": (good,)}
+        job |= {"on_done": bed.answers.put, **wrong}
         with pytest.raises(InvalidInput):
             bed.engine.submit(CopyJob(99, **job))
     for slots in (np.arange(1, 5), np.arange(3), np.arange(24 * 4, 25 * 4), np.array([3, 2, 1, 0])):

@@ -141,6 +141,15 @@ async def test_a_store_that_is_not_there_fails_to_open_and_can_be_closed(
         await store.exists(page_keys(1))
 
 
+async def test_one_process_opens_an_lmdb_directory_once(tmp_path: Path) -> None:
+    async with open_storage(f"lmdb:{tmp_path}?sync=0") as first:
+        second = open_storage(f"lmdb:{tmp_path}?sync=0")
+        with pytest.raises(StorageFailed, match="open"):
+            await second.open()
+        await second.close()
+        assert await first.exists(page_keys(1)) == [False]
+
+
 async def test_a_configuration_makes_a_guarded_store(tmp_path: Path) -> None:
     config = StorageConfig(url=f"file:{tmp_path}", max_bytes=10_000, timeout_s=3.0)
     loop = asyncio.get_running_loop()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -274,7 +275,7 @@ class _Crew:
     def share(self, workers: int, work: Callable[[int], None]) -> None:
         """Call ``work(i)`` for each worker, the last here; return or raise when all have ended."""
         for worker, orders in enumerate(self._orders[: workers - 1]):
-            orders.put(lambda worker=worker: work(worker))  # type: ignore[misc]
+            orders.put(partial(work, worker))
         problems: list[BaseException | None] = []
         try:
             work(workers - 1)

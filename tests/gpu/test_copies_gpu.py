@@ -5,6 +5,7 @@ Run by ``make gpu-test`` on a machine with one card; skipped where there is none
 
 from __future__ import annotations
 
+import queue
 import statistics
 import threading
 import time
@@ -53,6 +54,11 @@ def make_bed() -> Iterator[MakeBed]:
         bed.engine.close()
 
 
+def event(**options: Any) -> Any:
+    """Return a CUDA event."""
+    return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]  # it has no types
+
+
 class Big:
     """A pool of 3 batches, as a model of 8 billion parameters has, and its engine."""
 
@@ -74,6 +80,8 @@ class Big:
         )
         self._number = 0
         self._lock = threading.Lock()
+        # What the pools begin with is there before the first copy.
+        torch.cuda.synchronize()
 
     def submit(
         self, direction: Direction, on_done: Callable[[CopyResult], None], **more: Any
@@ -83,7 +91,7 @@ class Big:
             number = self._number
         self.engine.submit(CopyJob(number, direction, (self.transfer,), on_done, **more))
 
-    def run(self, direction: Direction, jobs: int = 1) -> float:
+    def run(self, direction: Direction, jobs: int = 1, **more: Any) -> float:
         """Return the seconds that `jobs` jobs, handed over together, took."""
         left = threading.Semaphore(0)
         failed: list[str] = []
@@ -95,7 +103,7 @@ class Big:
 
         start = time.perf_counter()
         for _ in range(jobs):
-            self.submit(direction, on_done)
+            self.submit(direction, on_done, **more)
         for _ in range(jobs):
             assert left.acquire(timeout=WAIT_S)
         spent = time.perf_counter() - start
@@ -157,11 +165,9 @@ def test_a_backup_reads_what_the_event_before_it_stands_for(layout: str) -> None
             # The writes come long after the submit.
             for part in (part for layer in big.parts for part in layer):
                 part.fill_(value)
-            written = torch.cuda.Event()
+            written = event()
             written.record()
-            ended = threading.Event()
-            big.submit("backup", lambda _, ended=ended: ended.set(), after=(written,))
-            assert ended.wait(WAIT_S)
+            big.run("backup", after=(written,))
             wanted = torch.full((8,), value, dtype=torch.bfloat16).view(torch.uint8).numpy()
             out = np.empty((PAGES, big.host.page_bytes), dtype=np.uint8)
             big.host.read_pages(np.arange(PAGES), out)
@@ -174,22 +180,18 @@ def test_a_backup_reads_what_the_event_before_it_stands_for(layout: str) -> None
 def test_a_reader_of_layers_gets_each_as_it_arrives(layout: str) -> None:
     big = Big(layout, verify=True)
     try:
-        taken: list[CopyResult] = []
-        ended = threading.Event()
-        big.submit("backup", lambda result: (taken.append(result), ended.set()))
-        assert ended.wait(WAIT_S)
+        taken: queue.SimpleQueue[CopyResult] = queue.SimpleQueue()
+        big.submit("backup", taken.put)
+        out = taken.get(timeout=WAIT_S)
         index = torch.from_numpy(big.transfer.device).cuda()
         wanted = [[part[index].clone() for part in layer] for layer in big.parts]
         for layer in big.parts:
             for part in layer:
                 part.zero_()
-        cleared = torch.cuda.Event()
+        cleared = event()
         cleared.record()
         gate = LayerGate(LAYERS)
-        ended.clear()
-        big.submit(
-            "load", lambda _: ended.set(), after=(cleared,), layers=gate, digests=taken[0].digests
-        )
+        big.submit("load", taken.put, after=(cleared,), layers=gate, digests=out.digests)
         found = []
         for number, layer in enumerate(big.parts):
             gate.wait_layer(number, WAIT_S)
@@ -197,7 +199,7 @@ def test_a_reader_of_layers_gets_each_as_it_arrives(layout: str) -> None:
         for mine, right in zip(found, wanted, strict=True):
             for part, whole in zip(mine, right, strict=True):
                 assert torch.equal(part.view(torch.int16), whole.view(torch.int16))
-        assert ended.wait(WAIT_S)
+        assert taken.get(timeout=WAIT_S).ok
     finally:
         big.engine.close()
 
@@ -214,14 +216,14 @@ def test_a_serving_step_is_hardly_slower_while_backups_run() -> None:
 
     def step() -> float:
         """Return the milliseconds of some matrix products on the compute stream."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = event(enable_timing=True), event(enable_timing=True)
         start.record()
         state = weights
         for _ in range(20):
             state = state @ weights
         end.record()
         end.synchronize()
-        return start.elapsed_time(end)
+        return float(start.elapsed_time(end))
 
     try:
         for _ in range(5):
@@ -257,7 +259,7 @@ def test_copies_are_nearly_as_fast_as_a_plain_pinned_copy(
         jobs = 8
 
         def plain() -> float:
-            done = torch.cuda.Event()
+            done = event()
             start = time.perf_counter()
             for _ in range(jobs):
                 ends[0].copy_(ends[1], non_blocking=True)
@@ -288,10 +290,10 @@ def test_nothing_waits_for_the_whole_device(layout: str) -> None:
         # What is made once (staging, plans) is made now.
         big.run("backup", 4)
         big.run("load", 4)
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
-            with record_function("copies under way"):
-                big.run("backup", 4)
-                big.run("load", 4)
+        kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        with profile(activities=kinds) as trace, record_function("copies under way"):
+            big.run("backup", 4)
+            big.run("load", 4)
         events = trace.events()
         (window,) = [
             event

@@ -61,6 +61,9 @@ def stamp(parts: Parts, page_size: int, pages: Pages, seeds: Iterable[int]) -> N
     index = torch.from_numpy(pages).to(rows[0].device)
     for part, start, stop in zip(rows, ends[:-1], ends[1:], strict=True):
         part[index] = torch.from_numpy(made[:, start:stop]).to(part.device)
+    if index.is_cuda:
+        # The streams of copies know nothing of these writes.
+        torch.cuda.synchronize()
 
 
 def page_bytes(parts: Parts, page_size: int, pages: Pages) -> np.ndarray[Any, Any]:

@@ -113,11 +113,14 @@ async def disturbed(case: TierCase, components: Components, fault: Chooser, cost
     async with open_stage(case, components, "direct") as cache:
         t = Tiers(cache)
         stage = await case.prepare(t)
+
+        async def drain() -> None:
+            await cache.drain(DRAIN_S)
+
         cache.add_interceptor(fault)
-        for step in stage.steps:
+        for step in (*stage.steps, drain):
             failed = await take(step)
             assert costs or not failed, "one fault is no failure: the message comes again"
-        await cache.drain(DRAIN_S)
         await settled(cache)
         cache.remove_interceptor(fault)
         assert fault.hits, fault
