@@ -137,8 +137,8 @@ def _room_for(
     assert tiers.storage is not None
     page = state.page_size
     pages = report.pages - job.begin // page
-    if job.dropped or pages * page < max(tiers.storage.prefetch_threshold, page):
-        tiers.counters.prefetch_misses += not job.dropped
+    if job.stop or pages * page < max(tiers.storage.prefetch_threshold, page):
+        tiers.counters.prefetch_misses += not job.stop
         return 0
     spare = tuple(job.pinned)
     free: int = (yield state.carrier, HostSizes()).free

@@ -52,11 +52,23 @@ class StoredPool(msgspec.Struct, frozen=True):
 
 
 class _Chain(msgspec.Struct):
-    """A key that was looked up: the names of its pages, and whether its fetch is to stop."""
+    """A key that is looked up or fetched.
 
-    hashes: bytes
+    ``hashes``: of its pages. ``skip``: pages of it that the cache has. ``fetching``: its pages are
+    being read; ``got``: leading ones that are on the host by now, ``known``: digests by component;
+    ``writing``: host pages are being written at this moment. ``ended``: it was ended early: what
+    still arrives is not wanted.
+    """
+
     skip: int
+    hashes: bytes = b""
+    pages: int = 0
+    fetching: bool = False
+    got: int = 0
+    known: dict[str, Any] = msgspec.field(default_factory=dict)
+    writing: bool = False
     stop: bool = False
+    ended: bool = False
 
 
 class StorageJobs:
@@ -103,11 +115,30 @@ class StorageJobs:
         count, self._fetched = self._fetched, 0
         return count
 
-    def stop(self, job: int) -> None:
-        """Have the fetch of `job` end with what it has."""
+    def stop(self, job: int) -> Found | FetchDone | None:
+        """Have the lookup or fetch of `job` end with what it has; return its report.
+
+        None when that comes by itself at once. A read that hangs is not waited for: what it brings
+        goes to memory of its own, and no further.
+        """
         chain = self._chains.get(job)
-        if chain is not None:
-            chain.stop = True
+        if chain is None or chain.ended:
+            return None
+        chain.stop = True
+        if chain.writing:
+            return None
+        chain.ended = True
+        self._chains.pop(job)
+        if not chain.fetching:
+            return Found(job, chain.skip, {})
+        return self._done(job, chain)
+
+    def _done(self, job: int, chain: _Chain) -> FetchDone:
+        """Return the report of a fetch as far as it came: where the end matters, all or nothing."""
+        pages = chain.got
+        if len(self.pools) > 1 and pages < chain.pages - chain.skip:
+            pages = 0
+        return FetchDone(job, pages, chain.known, chain.hashes[: chain.pages * HASH_BYTES])
 
     # -- store ----------------------------------------------------------------------
 
@@ -175,29 +206,35 @@ class StorageJobs:
 
     # -- fetch ----------------------------------------------------------------------
 
-    async def lookup(self, m: Lookup) -> Found:
-        """Say how long a prefix of a key is stored, with all that its end needs."""
-        async with self._limit:
-            hashes = await asyncio.to_thread(
-                page_hashes, m.raw, self.page_size, self.bigram, m.seed
-            )
-            self._chains[m.job] = _Chain(hashes, m.skip)
-            names = self._names(hashes, m.seed)
-            carrier = self.pools[0]
-            there = await self._exist(names, carrier.name, m.skip)
-            pages = m.skip
-            for one in there:
-                if not one:
-                    break
-                pages += 1
-            others: dict[str, list[bool]] = {}
-            for pool in self.pools[1:]:
-                others[pool.name] = await self._exist(names[:pages], pool.name, m.skip)
-            pages = self._longest(pages, m.skip, others)
-        if pages <= m.skip:
-            self._chains.pop(m.job, None)
-            return Found(m.job, m.skip, {})
-        return Found(m.job, pages, self._parts(pages, m.skip))
+    async def lookup(self, m: Lookup) -> Found | None:
+        """Say how long a prefix of a key is stored, with all that its end needs.
+
+        None: it was ended early, and reported then.
+        """
+        chain = self._chains[m.job] = _Chain(m.skip)
+        try:
+            async with self._limit:
+                pages = await self._look_up(m, chain)
+        finally:
+            if not chain.pages:
+                self._chains.pop(m.job, None)
+        if chain.ended:
+            return None
+        return Found(m.job, pages, self._parts(pages, m.skip) if pages > m.skip else {})
+
+    async def _look_up(self, m: Lookup, chain: _Chain) -> int:
+        chain.hashes = await asyncio.to_thread(
+            page_hashes, m.raw, self.page_size, self.bigram, m.seed
+        )
+        names = self._names(chain.hashes, m.seed)
+        there = await self._exist(names, self.pools[0].name, m.skip)
+        pages = m.skip + (there.index(False) if False in there else len(there))
+        others: dict[str, list[bool]] = {}
+        for pool in self.pools[1:]:
+            others[pool.name] = await self._exist(names[:pages], pool.name, m.skip)
+        pages = self._longest(pages, m.skip, others)
+        chain.pages = pages if pages > m.skip else 0
+        return pages
 
     async def _exist(self, names: list[tuple[str, str | None]], pool: str, skip: int) -> list[bool]:
         found: list[bool] = []
@@ -230,58 +267,62 @@ class StorageJobs:
     def _parts(self, pages: int, skip: int) -> dict[str, int]:
         return {pool.name: self._wanted(pool, pages, skip) for pool in self.pools}
 
-    async def fetch(self, m: StartFetch) -> FetchDone:
-        """Read pages into host slots, what every component needs of the end first."""
+    async def fetch(self, m: StartFetch) -> FetchDone | None:
+        """Read pages into host slots, what every component needs of the end first.
+
+        None: it was ended early, and reported then.
+        """
         chain = self._chains[m.job]
+        chain.fetching = True
+        chain.pages = m.pages
         try:
             async with self._limit:
-                return await self._fetch(m, chain)
+                await self._fetch(m, chain)
         finally:
             self._chains.pop(m.job, None)
+        return None if chain.ended else self._done(m.job, chain)
 
-    async def _fetch(self, m: StartFetch, chain: _Chain) -> FetchDone:
+    async def _fetch(self, m: StartFetch, chain: _Chain) -> None:
         names = self._names(chain.hashes, None)
-        digests: dict[str, Any] = {}
-        wanted = m.pages - chain.skip
-        arrived = wanted
         for pool in reversed(self.pools):
             slots = m.slots.get(pool.name)
             if slots is None:
                 continue
             first = m.pages - len(slots) // pool.host.page_size
-            got, known = await self._read(pool, slots, names[first : m.pages], chain)
-            digests[pool.name] = known
-            if got < len(known):
-                arrived = min(arrived, got) if pool is self.pools[0] else 0
-            if not arrived:
-                break
-        hashes = chain.hashes[: m.pages * HASH_BYTES]
-        return FetchDone(m.job, arrived, digests, hashes)
+            got = await self._read(pool, slots, names[first : m.pages], chain)
+            if pool is not self.pools[0] and got < m.pages - first:
+                return
 
     async def _read(
         self, pool: StoredPool, slots: Slots, names: list[tuple[str, str | None]], chain: _Chain
-    ) -> tuple[int, Any]:
-        """Read pages in order; return how many leading ones came, and the digests of all."""
+    ) -> int:
+        """Read pages in order; return how many leading ones came."""
         host = slots[:: pool.host.page_size] // pool.host.page_size
-        known = np.zeros(len(names), dtype=np.uint64)
+        known = chain.known[pool.name] = np.zeros(len(names), dtype=np.uint64)
         batch = self.config.batch_pages
         got = 0
         for at in range(0, len(names), batch):
-            if chain.stop:
-                break
             part = names[at : at + batch]
             keys = [PageKey(name, parent, pool.name) for name, parent in part]
             data = np.empty((len(part), pool.host.page_bytes), dtype=np.uint8)
             views = [data[place].data for place in range(len(part))]
-            there = await self.backend.get_into(keys, views, known[at : at + batch])
+            digests = np.zeros(len(part), dtype=np.uint64)
+            there = await self.backend.get_into(keys, views, digests)
+            if chain.stop:
+                break
             good = there.index(False) if False in there else len(there)
             if good:
+                chain.writing = True
                 await asyncio.to_thread(pool.host.write_pages, host[at : at + good], data[:good])
+                chain.writing = False
+                known[at : at + good] = digests[:good]
             got += good
             self._fetched += good * pool.host.page_bytes
-            if good < len(part):
+            if pool is self.pools[0]:
+                chain.got = got
+            if good < len(part) or chain.stop:
                 break
-        return got, known
+        return got
 
 
 def _leading(done: Sequence[bool], owner: Sequence[int], pages: int) -> int:

@@ -182,8 +182,9 @@ class TieringActor(Actor):
 
     def stop_fetch(self, m: StopFetch) -> None:
         """Have a fetch end with what it has."""
-        if self.storage is not None:
-            self.storage.stop(m.job)
+        report = self.storage.stop(m.job) if self.storage is not None else None
+        if report is not None:
+            self.report(report)
 
     def use_storage(self, m: UseStorage) -> None:
         """Write to and read from another storage from now on, or none."""
@@ -213,7 +214,8 @@ class TieringActor(Actor):
             self._remember(number)
             self._moved["stored_bytes"] += storage.take_stored()
             self._moved["fetched_bytes"] += storage.take_fetched()
-            self.report(report)
+            if report is not None:
+                self.report(report)
 
         self._tasks[number] = self._own(run())
 

@@ -7,8 +7,8 @@ gathered or scattered by row. A page's digest is fed with the step's bytes on th
 while they are in the cache; so it covers the way there and back.
 
 NumPy lets other threads run while it copies. What holds the interpreter is the bookkeeping between
-two steps and digests of pieces up to 64 KiB: some tens of microseconds, then a copy of about
-a hundred. Where pieces are so small that the copies are shorter than that, the thread pauses now
+two steps and digests of pieces up to 64 KiB: some tens of microseconds, then a copy of about two
+hundred. Where pieces are so small that the copies are shorter than that, the thread pauses now
 and then, or the event loop, which wakes slower than such a copy ends, would hardly get a turn.
 """
 
@@ -28,7 +28,7 @@ from radixtide.tiers.copy_lanes import LaneEngine, Moved, PoolCopy, PoolPairs, T
 from radixtide.tiers.digests import Bytes, PageDigests
 from radixtide.tiers.page_rows import PageIndex, as_run
 
-STEP_BYTES: Final = 2**19
+STEP_BYTES: Final = 2**20
 STEP_PAGES: Final = 128
 """Pages of a step at most: each costs a call to its digest."""
 SHARED_BYTES: Final = 2**20
@@ -198,9 +198,11 @@ class _Share:
         else:
             copy_rows(device, step.device, host, step.host, stage)
         if self._digests is not None:
-            updates = self._digests.updates
-            for update, page in zip(updates[step.own], step.device_pages, strict=True):
-                update(device[page])
+            # Rows of a run come from one iterator, cheaper than an index each.
+            run = isinstance(step.device, slice)
+            rows = device[step.device] if run else map(device.__getitem__, step.device_pages)
+            for update, row in zip(self._digests.updates[step.own], rows, strict=True):
+                update(row)
         if device.shape[1] * len(step.device_pages) < SMALL_STEP:
             self._small += 1
             if not self._small % PAUSE_EVERY:
