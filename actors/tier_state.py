@@ -186,10 +186,9 @@ class TierState:
 
     def split(self, prefix: Node, suffix: Node) -> None:
         """Follow a split: what waits for or moves the one, waits for or moves both."""
-        if suffix.job:
-            self.jobs.split(prefix, suffix)
-            if suffix.job & QUEUED:
-                self.backlog.append(prefix)
+        self.jobs.split(prefix, suffix)
+        if suffix.job & QUEUED:
+            self.backlog.append(prefix)
         ready = self.ready.get(suffix.id)
         if ready is not None:
             self.ready[prefix.id] = ready
