@@ -7,29 +7,42 @@ when it is tried again, and in the end all bytes are right and both tiers can be
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from support.interceptors import Chooser, CrashAfter, CrashBefore
 from support.tier_cases import CASES
 from support.tier_config import SETS, Components
-from support.tier_crashes import TierCase, run
+from support.tier_crashes import Concerns, TierCase, run
+
+Crashes = type[CrashBefore] | type[CrashAfter]
 
 sets = pytest.mark.parametrize("components", (SETS[0], SETS[-1]), ids="+".join)
+crashes = pytest.mark.parametrize("plant", [CrashBefore, CrashAfter])
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def in_addition(components: Components) -> Concerns:
+    """Return which messages a quick run looks at: in a hybrid, those of the other components."""
+    if components == ("full",):
+        return lambda kind, actor: True
+    return lambda kind, actor: actor not in ("full", "coordinator")
 
 
 @sets
 @every
-@pytest.mark.parametrize("plant", [CrashBefore, CrashAfter])
+@crashes
 async def test_a_crash_at_any_message_costs_nothing(
-    components: Components, case: TierCase, plant: type[CrashBefore | CrashAfter]
+    components: Components, case: TierCase, plant: Crashes
 ) -> None:
     def once(kind: str, actor: str, skip: int) -> Chooser:
         return plant(kind, actor, skip=skip)
 
-    await run(case, components, once, costs=False)
+    await run(case, components, once, costs=False, concerns=in_addition(components))
+
+
+def often(kind: str, actor: str, skip: int) -> Chooser:
+    """Plant a crash that comes again with the message, until that is given up."""
+    return CrashBefore(kind, actor, skip=skip, count=3)
 
 
 @sets
@@ -37,7 +50,18 @@ async def test_a_crash_at_any_message_costs_nothing(
 async def test_a_message_that_always_crashes_its_receiver_costs_a_transfer_at_most(
     components: Components, case: TierCase
 ) -> None:
-    def often(kind: str, actor: str, skip: int) -> Chooser:
-        return CrashBefore(kind, actor, skip=skip, count=3)
+    await run(case, components, often, costs=True, concerns=in_addition(components))
 
-    await run(case, components, often, costs=True)
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("components", SETS[1:], ids="+".join)
+@every
+@crashes
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_crash_at_any_message_of_all_hybrids(
+    components: Components, case: TierCase, plant: Crashes, times: int
+) -> None:
+    def some(kind: str, actor: str, skip: int) -> Chooser:
+        return plant(kind, actor, skip=skip, count=times)
+
+    await run(case, components, some, costs=times > 1)

@@ -31,6 +31,12 @@ OUTPUT = {
         "sound: True\n"
     ),
     "first_match": "48 of 96 tokens; never_stored\n",
+    "host_and_storage": (
+        "without the device: device 0, host 512 tokens; loaded 512, the same state\n"
+        "after a restart:    device 0, host 512 tokens; loaded 512, the same state "
+        "(512 from storage)\n"
+        "another tenant:     0 from storage\n"
+    ),
     "hybrid_models": (
         "first: 0 tokens found (never_stored), 80 window slots held\n"
         "second: 320 tokens found (never_stored), 80 window slots held\n"

@@ -31,6 +31,10 @@ Plant = Callable[[str, str, int], Chooser]
 """Makes a fault at a message by type and receiver, after so many of its kind have passed."""
 
 
+Concerns = Callable[[str, str], bool]
+"""Tells by type and receiver whether a fault is planted at a message."""
+
+
 class Stage(NamedTuple):
     """A prepared cache: steps to take under a fault, and how it goes on after that.
 
@@ -139,9 +143,9 @@ async def run(
     plant: Plant,
     *,
     costs: bool,
-    concerns: Callable[[str, str], bool] = lambda kind, actor: True,
+    concerns: Concerns = lambda kind, actor: True,  # noqa: ARG005  # it is a filter that takes all
 ) -> None:
-    """Plant a fault at each message of a case; report all that goes wrong in one go."""
+    """Plant a fault at each message that `concerns` lets; report all that goes wrong in one go."""
     sent, expected = await undisturbed(case, components)
     # Other components may make it another case, or less of one: a load may have no use there.
     wanted = set(case.messages) if components == ("full",) else set()

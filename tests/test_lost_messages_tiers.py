@@ -1,0 +1,70 @@
+"""Messages to and from the tiering actor are lost, late, or come twice: nothing is lost by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixtide.actors import system as system_module
+from radixtide.actors.tier_messages import CopyDone
+from support.caches import Delivery, coordinator_of, settled, system_of
+from support.interceptors import Chooser, Delay, DropFirst, DropReply, Duplicate, DuplicateReply
+from support.tier_cases import CASES
+from support.tier_config import SETS, Components
+from support.tier_crashes import TierCase, run
+from support.tiered import tiers
+
+REPORTS = {"CopyDone", "StoreDone", "Found", "FetchDone", "Pump"}
+Faults = type[DropFirst] | type[DropReply] | type[Duplicate] | type[DuplicateReply] | type[Delay]
+
+sets = pytest.mark.parametrize("components", (SETS[0], SETS[-1]), ids="+".join)
+every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send again what was not answered after a moment, not after a second."""
+    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.01)
+
+
+def of_tiering(kind: str, actor: str) -> bool:
+    """Return whether a message is to or from the tiering actor, or wakes the coordinator."""
+    return actor == "tiering" or kind in REPORTS
+
+
+@sets
+@every
+@pytest.mark.parametrize("plant", [DropFirst, DropReply, Duplicate, DuplicateReply, Delay])
+async def test_a_message_of_a_transfer_acts_once_whatever_becomes_of_it(
+    components: Components, case: TierCase, plant: Faults
+) -> None:
+    def fault(kind: str, actor: str, skip: int) -> Chooser:
+        return plant(kind, actor, skip=skip)
+
+    await run(case, components, fault, costs=False, concerns=of_tiering)
+
+
+async def test_a_report_that_is_made_twice_acts_once(delivery: Delivery) -> None:
+    async with tiers(delivery) as t:
+        t.engine.hold("backup", how="copied")
+        await t.put(t.key(4))
+        (job,) = await t.engine.arrived(1)
+        t.engine.release()
+        await t.cache.drain()
+        before = await t.sizes()
+        for ok in (True, False):
+            report = CopyDone(job.number, ok)
+            system_of(t.cache).tell(coordinator_of(t.cache), report, "tiering")
+        await settled(t.cache)
+        assert await t.sizes() == before
+        assert t.picture() == [(0, 4, "DH")]
+        assert (await t.count("backed_nodes"), await t.count("backups_failed")) == (1, 0)
+
+
+async def test_a_report_on_a_job_that_never_was_changes_nothing(delivery: Delivery) -> None:
+    async with tiers(delivery) as t:
+        await t.put(t.key(4))
+        await t.settle()
+        before = await t.sizes(), t.picture()
+        system_of(t.cache).tell(coordinator_of(t.cache), CopyDone(10**6, True), "tiering")
+        await settled(t.cache)
+        assert (await t.sizes(), t.picture()) == before
