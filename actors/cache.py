@@ -385,7 +385,7 @@ class UnifiedRadixCache(TieredCache):
             counters.update(state.tiers.counters.as_dict())
         if self._tiering is not None:
             counters.update(self._tiering.counters())
-        storage = None if self._tiering is None else self._tiering.storage
+        storage = self.storage_jobs
         for component in self._components:
             counters.update(component.counters())
             sizes = component.sizes()

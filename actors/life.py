@@ -144,9 +144,10 @@ class CacheLife:
             engine.close()
             raise
         self._tiering = tiering = TieringActor(
-            engine, storage, {one.name: one.bytes_per_slot() for one in self._components}
+            engine, {one.name: one.bytes_per_slot() for one in self._components}
         )
         tiers = TierState(host, config.storage)
+        tiers.store = storage
         tiers.storing = storage is not None
         tiers.layers = max((pool.layers for pool in self.host_pools.values()), default=1)
         state.tiers = tiers
@@ -194,6 +195,13 @@ class CacheLife:
             self.config, config, self._components, self.memory, self.host_pools
         )
 
+    @property
+    def storage_jobs(self) -> StorageJobs | None:
+        """What works on the storage in use; None where there is none."""
+        tiers = self._state.tiers
+        jobs: StorageJobs | None = None if tiers is None else tiers.store
+        return jobs
+
     def _storage_config(self) -> StorageConfig | None:
         tiers = self._state.tiers
         return None if tiers is None else tiers.storage
@@ -222,6 +230,8 @@ class CacheLife:
         system.stop()
         if self._tiering is not None:
             await self._tiering.close()
+            if (storage := self.storage_jobs) is not None:
+                await storage.close()
 
     def _on_restarted(self, cell: Cell) -> None:
         # One repair that waits is enough, however many crashes there are.

@@ -91,6 +91,9 @@ def prefetch(state: State, p: PrefetchCall) -> Conversation:
         return FetchStarted(0, 0)
     if tiers.jobs.count(FETCH) >= tiers.storage.queue_max:
         return FetchStarted(0, 0)
+    if walk.inside is not None:
+        # What is fetched hangs on to its prefix.
+        yield state.all(CommitFetch([], (state.split_inside(walk),), {}, {}))
     number = state.ledger.next_holder()
     anchor = [walk.last] if walk.last.parent is not None else []
     if anchor:
@@ -102,12 +105,13 @@ def prefetch(state: State, p: PrefetchCall) -> Conversation:
     job.key = p.key.prefix(walk.matched + missing)
     job.begin = walk.matched
     job.page = page
+    job.store = tiers.store
     tiers.jobs.add(job)
     rid = None if p.req is None else p.req.rid
     tiers.fetches[number] = FetchRecord(number, rid)
     tiers.counters.prefetches += 1
     seed = namespace_seed(p.key.extra_key, p.key.cache_salt)
-    tiers.tell(Lookup(number, job.key.raw, seed, walk.matched // page))
+    tiers.tell(Lookup(number, tiers.store, job.key.raw, seed, walk.matched // page))
     return FetchStarted(number, missing // page)
 
 
@@ -127,7 +131,7 @@ def found(state: State, job: Job, report: Found) -> Generator[Any, Any, None]:
         return
     job.slots = taken
     job.pages = pages
-    tiers.tell(StartFetch(job.number, job.begin // state.page_size + pages, taken))
+    tiers.tell(StartFetch(job.number, job.store, job.begin // state.page_size + pages, taken))
 
 
 def _room_for(
@@ -314,7 +318,7 @@ def stop_fetch(tiers: TierState, number: int, keep: bool) -> None:
         return
     job.stop = True
     job.dropped = job.dropped or not keep
-    tiers.tell(StopFetch(number))
+    tiers.tell(StopFetch(number, job.store))
 
 
 def forget_fetches(tiers: TierState, rid: str) -> None:

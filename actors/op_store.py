@@ -74,7 +74,7 @@ def _start(state: State, tiers: TierState, node: Node) -> Generator[Any, Any, No
         for cell, ((slots, digests),) in zip(state.cells, parts, strict=True)
         if len(slots)
     }
-    tiers.tell(StartStore(number, node.piece, previous, items))
+    tiers.tell(StartStore(number, tiers.store, node.piece, previous, items))
 
 
 def end_store(state: State, job: Job, report: StoreDone) -> Generator[Any, Any, None]:

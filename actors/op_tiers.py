@@ -22,7 +22,6 @@ from radixtide.actors.tier_messages import (
     HostSizes,
     NoteStored,
     Report,
-    UseStorage,
 )
 from radixtide.actors.tier_state import TierState
 from radixtide.configs.errors import Busy, InvalidInput, RadixtideError
@@ -200,7 +199,7 @@ def set_storage(state: State, p: SetStorage) -> Conversation:
         node.tiers &= ~IN_STORAGE
         node.hashes = b""
     yield state.all(NoteStored(known, stored=False))
-    tiers.tell(UseStorage(p.storage))
+    tiers.store = p.storage
     if p.storage is not None:
         tiers.storage = p.config
         tiers.storing = True

@@ -87,7 +87,7 @@ class TieredCache(CacheLife):
             with anyio.move_on_after(seconds):
                 await self.drain(seconds + 1.0)
         dropped: int = await self._give(Flush(tier), None)
-        store = self._tiering.storage if self._tiering is not None else None
+        store = self.storage_jobs
         if tier == "storage" and store is not None:
             await store.backend.clear()
         return dropped
@@ -103,7 +103,7 @@ class TieredCache(CacheLife):
         self._open_state()
         if self._tiering is None:
             raise InvalidInput("a storage needs a host tier: give the config a [host] table")
-        if self._tiering.storage is not None or self._setting:
+        if self.storage_jobs is not None or self._setting:
             raise Busy("a storage is attached already; detach it first")
         self._setting = True
         try:
@@ -125,7 +125,7 @@ class TieredCache(CacheLife):
     async def detach_storage(self, *, timeout: float | None = None) -> None:
         """Use no storage any more: what is being written is finished, what is fetched given up."""
         self._open_state()
-        storage = self._tiering.storage if self._tiering is not None else None
+        storage = self.storage_jobs
         if storage is None or self._setting:
             return
         self._setting = True

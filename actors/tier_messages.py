@@ -159,7 +159,10 @@ class HostSizes(Plan, frozen=True, tag=True):
 
 
 class Told(msgspec.Struct, frozen=True, tag=True):
-    """Base of what the tiering actor is told. It comes until it is handled."""
+    """Base of what the tiering actor is told. It comes until it is handled.
+
+    What is about storage carries the one it is about: another may be attached meanwhile.
+    """
 
     applies: ClassVar[bool] = True
 
@@ -184,6 +187,7 @@ class StartStore(Told, frozen=True, tag=True):
     """
 
     job: int
+    storage: Any
     raw: bytes
     previous: bytes | None
     items: dict[str, tuple[Slots, Any]]
@@ -196,6 +200,7 @@ class Lookup(Told, frozen=True, tag=True):
     """
 
     job: int
+    storage: Any
     raw: bytes
     seed: bytes | None
     skip: int
@@ -208,6 +213,7 @@ class StartFetch(Told, frozen=True, tag=True):
     """
 
     job: int
+    storage: Any
     pages: int
     slots: dict[str, Slots]
 
@@ -216,11 +222,6 @@ class StopFetch(Told, frozen=True, tag=True):
     """Take what has arrived, and read no more. Report: FetchDone."""
 
     job: int
-
-
-class UseStorage(Told, frozen=True, tag=True):
-    """Use a storage that is open already from now on, or (None) none."""
-
     storage: Any
 
 

@@ -104,7 +104,8 @@ class FetchRecord(msgspec.Struct, eq=False):
 class TierState:
     """The coordinator's books of host and storage. Only its operations write it.
 
-    ``condemned``: nodes whose host copy was found damaged. ``again``: nodes that have got data
+    ``storage``, ``store``: the config of the storage in use, and what works on it; ``storing``:
+    whether there is one. ``condemned``: nodes whose host copy was found damaged. ``again``: nodes that have got data
     since they were copied to the host, ``again_stored``: since they were stored.
 
     ``down``: the tiering actor has crashed too often, and stays down: nothing new begins.
@@ -117,6 +118,7 @@ class TierState:
         self.host = host
         self.storage = storage
         self.storing = False
+        self.store: Any = None
         self.write_back = host.write_policy == "write_back"
         self.threshold = host.backup_threshold
         self.jobs = JobBoard()

@@ -28,7 +28,6 @@ from radixtide.actors.tier_messages import (
     StopFetch,
     StoreDone,
     Told,
-    UseStorage,
 )
 from radixtide.tiers.copy_engine import CopyEngine, CopyJob, CopyResult
 
@@ -58,18 +57,14 @@ def report_of_failure(m: Told) -> Report | None:
 class TieringActor(Actor):
     """Copies, stores and fetches.
 
-    ``engine``: does the copies. ``storage``: does the rest; None: there is no storage. Both may be
-    exchanged while nothing is under way. ``report``: brings a report to the coordinator.
+    ``engine``: does the copies. ``report``: brings a report to the coordinator.
     ``slot_bytes``: what a slot of each pool takes.
     """
 
     name = "tiering"
 
-    def __init__(
-        self, engine: CopyEngine, storage: StorageJobs | None, slot_bytes: Mapping[str, int]
-    ) -> None:
+    def __init__(self, engine: CopyEngine, slot_bytes: Mapping[str, int]) -> None:
         self.engine = engine
-        self.storage = storage
         self._slot_bytes = slot_bytes
         self._moved = {"backup_bytes": 0, "load_bytes": 0, "stored_bytes": 0, "fetched_bytes": 0}
         self.report: Callable[[Any], None]
@@ -92,7 +87,6 @@ class TieringActor(Actor):
             Lookup: self.lookup,
             StartFetch: self.start_fetch,
             StopFetch: self.stop_fetch,
-            UseStorage: self.use_storage,
             Fence: self.fence,
         }
 
@@ -113,15 +107,12 @@ class TieringActor(Actor):
         return dict(self._moved)
 
     async def close(self) -> None:
-        """Wait until no byte moves any more; then let go of engine and storage."""
+        """Wait until no byte moves any more, and let go of the engine."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.engine.close)
-        if self.storage is not None:
-            await self.storage.close()
-            self.storage = None
 
     # -- copies ---------------------------------------------------------------------
 
@@ -182,26 +173,20 @@ class TieringActor(Actor):
 
     def stop_fetch(self, m: StopFetch) -> None:
         """Have a fetch end with what it has."""
-        report = self.storage.stop(m.job) if self.storage is not None else None
+        report = m.storage.stop(m.job) if m.storage is not None else None
         if report is not None:
             self.report(report)
 
-    def use_storage(self, m: UseStorage) -> None:
-        """Write to and read from another storage from now on, or none."""
-        self.storage = m.storage
-
     def _begin(
-        self, number: int, m: Told, work: Callable[[StorageJobs], Coroutine[Any, Any, Any]]
+        self,
+        number: int,
+        m: StartStore | Lookup | StartFetch,
+        work: Callable[[StorageJobs], Coroutine[Any, Any, Any]],
     ) -> None:
         """Run `work` in a task. A fetch goes by the negative number: its lookup had the other."""
         if number in self._tasks or number in self._over:
             return
-        storage = self.storage
-        if storage is None:
-            # It was detached meanwhile.
-            self._remember(number)
-            self.report(report_of_failure(m))
-            return
+        storage: StorageJobs = m.storage
 
         async def run() -> None:
             try:

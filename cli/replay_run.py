@@ -66,7 +66,8 @@ class ReplayResult(msgspec.Struct, frozen=True):
 
     ``pools``, ``hosts``: each device and host pool at the end, by component; ``held_locks``: locks
     at the end. Nothing is held then, if all is well. ``storage``, ``storage_at_start``: what the
-    store held and did, where there is one. ``counters``: the cache's totals.
+    store held and did, where there is one. ``transfer_s``: the time in which all transfers were
+    made, on the wall where bytes are real, else virtual. ``counters``: the cache's totals.
     ``violations``: what the audit found. ``wall_s``: seconds of driving the cache, without start
     and audit. ``peak_rss_bytes``: most resident memory of the process so far.
     """
@@ -86,6 +87,7 @@ class ReplayResult(msgspec.Struct, frozen=True):
     wall_s: float
     peak_rss_bytes: int
     loop: str
+    transfer_s: float = 0.0
     hosts: dict[str, PoolStats] = {}
     storage: StoreStats | None = None
     storage_at_start: StoreStats | None = None
@@ -214,6 +216,7 @@ async def _replay(
         wall_s=wall_s,
         peak_rss_bytes=peak_rss_bytes(),
         loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
+        transfer_s=wall_s if config.pools.full.holds_bytes else tiers.virtual_s(recording.now_ns),
         hosts=hosts_of(stats),
         storage=stats.storage,
         storage_at_start=started.storage,

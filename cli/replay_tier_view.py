@@ -54,11 +54,10 @@ def tiers_json(result: ReplayResult) -> dict[str, Any]:
         data[tier] = told
     if len(data) == 1:
         return {"tiers": data}
-    seconds = _seconds(result)
     return {
         "tiers": data,
         "transfers": {
-            name: {"bytes": moved, "bytes_per_s": round(_ratio(moved, seconds))}
+            name: {"bytes": moved, "bytes_per_s": round(_ratio(moved, result.transfer_s))}
             for name, moved in _moved(result).items()
         },
     }
@@ -116,9 +115,10 @@ def transfer_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("transfer", "bytes", "a second, virtual" if modelled else "a second"),
     ]
-    seconds = _seconds(result)
     for name, moved in _moved(result).items():
-        rows.append((LINKS[name], show_bytes(moved), f"{show_bytes(_ratio(moved, seconds))}/s"))
+        rows.append(
+            (LINKS[name], show_bytes(moved), f"{show_bytes(_ratio(moved, result.transfer_s))}/s")
+        )
     return rows
 
 
@@ -218,12 +218,6 @@ def _moved(result: ReplayResult) -> dict[str, int]:
     """Return the bytes that moved, by the cache's counter; those to storage where there is one."""
     names = list(LINKS)[: 4 if result.config.storage is not None else 2]
     return {name: result.counters.get(name, 0) for name in names}
-
-
-def _seconds(result: ReplayResult) -> float:
-    """Return what bytes a second are told of: wall time where bytes are real, else virtual."""
-    real = result.config.pools.full.holds_bytes
-    return result.wall_s if real else result.recording.now_ns / 1e9
 
 
 def _known(count: int | None) -> str:

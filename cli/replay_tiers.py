@@ -31,6 +31,9 @@ Answer = TypeVar("Answer")
 TURNS: Final = 16
 """Turns of the loop after which all that can happen without time passing has happened."""
 
+SETTLE_S: Final = 600.0
+"""Seconds after which transfers that do not end are an error: a slow store has its time."""
+
 
 class Looked(msgspec.Struct, frozen=True):
     """What a request has after its look-up. ``row``: its slots of Full, int64, (found.length,)."""
@@ -72,6 +75,10 @@ class Tiers:
                 # One copy's end may begin the next.
                 await turns()
             self.clock.advance(now_ns)
+
+    def virtual_s(self, now_ns: int) -> float:
+        """Return the seconds of virtual time so far; a driver's last step was at `now_ns`."""
+        return (now_ns if self.clock is None else max(now_ns, self.clock.now_ns)) / 1e9
 
     async def await_event(self, now_ns: int, other_ns: int | None) -> int:
         """Let virtual time pass up to the end of a copy, or to `other_ns`; return what it is."""
@@ -139,7 +146,7 @@ class Tiers:
     async def settle(self) -> None:
         """Let all transfers end, and those that they make necessary."""
         if self.has_host:
-            await self._calls.timed("drain", self.passing(self._cache.drain()))
+            await self._calls.timed("drain", self.passing(self._cache.drain(SETTLE_S)))
 
     async def passing(self, waiting: Awaitable[Answer]) -> Answer:
         """Await `waiting`, letting virtual time pass as long as only that can end it."""

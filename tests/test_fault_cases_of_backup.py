@@ -3,15 +3,15 @@
 Which case of the kinds that need tiers is tested where (B: this file; W:
 test_fault_cases_of_write_back.py; L: test_fault_cases_of_load_back.py; S:
 test_fault_cases_of_storage.py; P: test_fault_cases_of_prefetch.py; R: test_fault_cases_of_ranks.py;
-T: test_fault_cases_with_tiers.py).
+T: test_fault_cases_with_tiers.py; E: test_fault_cases_of_life_with_tiers.py).
 
 | case | where |
 | --- | --- |
-| K1-3, K1-9, K3-9 | T |
+| K1-3, K1-9, K3-9 | T, and K1-7 E |
 | K2-1, K2-3, K2-5 | B, and for a split while a load or a fetch is under way L and P |
 | K4-4, K4-6, K5-7, K5-8, K5-9, K7-5 | T |
 | K8-4, K8-6 | sessions are not there |
-| K8-7, K8-10, K8-12 | T |
+| K8-7, K8-9, K8-10, K8-12 | E |
 | K9-1, K9-4 | W |
 | K9-5, K9-6, K9-8, K9-9 | B |
 | K10-1, K10-3, K10-4, K10-5, K10-7, K10-8, K10-9, K10-10 | L |

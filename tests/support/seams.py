@@ -41,10 +41,10 @@ def hold_engine(cache: UnifiedRadixCache) -> HeldEngine:
 
 def trouble_store(cache: UnifiedRadixCache) -> TroubledStore | None:
     """Put a store that a test controls before the real one of an open cache, where it has one."""
-    actor = cache._tiering
-    if actor is None or actor.storage is None:
+    jobs = cache.storage_jobs
+    if jobs is None:
         return None
-    guarded = actor.storage.backend
+    guarded = jobs.backend
     troubled = TroubledStore(guarded.backend)
     guarded.backend = troubled
     return troubled

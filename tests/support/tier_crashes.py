@@ -127,7 +127,8 @@ async def disturbed(case: TierCase, components: Components, fault: Chooser, cost
             assert costs or not failed, "one fault is no failure: the message comes again"
         await settled(cache)
         cache.remove_interceptor(fault)
-        assert fault.hits, fault
+        # How often the coordinator is woken depends on when copies end.
+        assert fault.hits or fault.kind == "Pump", fault
         await settled(cache)
         assert costs or not system_of(cache).unheard_errors
         system_of(cache).unheard_errors = 0

@@ -29,8 +29,8 @@ class TroubledStore(StorageBackend):
     ``put``: how often each page was written; ``order``: names in the order in which they became
     visible; ``reads``: how often each page was read. ``refuses``: pages whose write is refused.
     ``loses``: pages that are named by `exists` and not found by `get_into`. ``lies``: pages whose
-    bytes are another's when they are read, though the store says that they are right. ``fails``:
-    so many calls of an operation fail, after half of a write was done.
+    bytes are another's when they are read, though the store says that they are right; ``lied``: how
+    often that was. ``fails``: so many calls of an operation fail, after half of a write was done.
     """
 
     def __init__(self, inner: StorageBackend) -> None:
@@ -44,6 +44,7 @@ class TroubledStore(StorageBackend):
         self.refuses: Chosen = nothing
         self.loses: Chosen = nothing
         self.lies: Chosen = nothing
+        self.lied = 0
         self.fails: Counter[str] = Counter()
         self._gates: dict[str, anyio.Event] = {}
 
@@ -105,7 +106,9 @@ class TroubledStore(StorageBackend):
             for at, key in enumerate(keys):
                 if self.loses(key):
                     found[at] = False
-                if self.lies(key) or not found[at]:
+                lie = found[at] and self.lies(key)
+                self.lied += lie
+                if lie or not found[at]:
                     # Of a page that is not there the target has unspecified content.
                     targets[at].cast("B")[:] = bytes([0xA5]) * targets[at].nbytes
             return found
