@@ -33,9 +33,10 @@ class Job(msgspec.Struct, eq=False):
     component's record of that lock. ``report``: its end, once known; ``arrived``: that, where the
     other ranks have not agreed to it yet. ``attempts``: it failed, and a request stands on it.
     Of a load: ``gate``; ``depths``: by component, where each page ends that is loaded.
-    Of a fetch: ``store``: from which; ``key``; ``begin``: where the fetched units begin; ``page``: units a page;
-    ``pages``: how many are read; ``slots``: host slots by component; ``wants_end``: it is waited
-    for no longer here; ``stop``: nobody wants more; ``dropped``: nobody wants it at all.
+    Of a fetch: ``store``: from which; ``key``; ``begin``: where the fetched units begin;
+    ``page``: units a page; ``pages``: how many are read; ``slots``: host slots by component;
+    ``wants_end``: it is waited for no longer here; ``stop``: nobody wants more; ``dropped``: nobody
+    wants it at all.
     """
 
     number: int

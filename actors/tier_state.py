@@ -105,9 +105,8 @@ class TierState:
     """The coordinator's books of host and storage. Only its operations write it.
 
     ``storage``, ``store``: the config of the storage in use, and what works on it; ``storing``:
-    whether there is one. ``condemned``: nodes whose host copy was found damaged. ``again``: nodes that have got data
-    since they were copied to the host, ``again_stored``: since they were stored.
-
+    whether there is one. ``condemned``: nodes whose host copy was found damaged. ``again``: nodes
+    that have got data since they were copied to the host, ``again_stored``: since they were stored.
     ``down``: the tiering actor has crashed too often, and stays down: nothing new begins.
     ``tell``: brings a message to the tiering actor. ``wake``: has the coordinator look at what
     waits, in a turn of its own. ``let_in``: lets the calls of a line try again. ``in_line``: tells
