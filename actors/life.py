@@ -28,7 +28,7 @@ from radixtide.components.base import TreeComponent
 from radixtide.components.checks import as_seconds
 from radixtide.components.policies import plugin_policies
 from radixtide.components.registry import make_components, plugin_components
-from radixtide.configs.errors import CacheClosed
+from radixtide.configs.errors import ActorFailed, CacheClosed
 from radixtide.configs.loader import load_config, validate
 from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
 from radixtide.tiers.copy_modelled import Clock
@@ -168,7 +168,7 @@ class CacheLife:
             if coordinator.open:
                 system.tell(coordinator, message, tiering.name)
 
-        def failed(message: Any) -> None:
+        def failed(message: Any, error: BaseException) -> None:
             tiers.down = not cell.open
             answer = None if tiering.has_begun(message) else report_of_failure(message)
             if answer is not None:
@@ -243,10 +243,18 @@ class CacheLife:
     # -- how a call runs ------------------------------------------------------------
 
     def post(self, message: Any) -> None:
-        """Send a call that gives, and wait for nothing; an error is logged."""
+        """Send a call that gives, and wait for nothing; an error is logged.
+
+        Nobody can make it again, so it comes until it is handled.
+        """
         cell = self._coordinator or self._closed()
+
+        def again(failed: Any, error: BaseException) -> None:
+            if isinstance(error, ActorFailed) and cell.open:
+                cell.system.loop.call_soon(self.post, failed)
+
         if cell.open:
-            cell.system.tell(cell, message)
+            cell.system.tell(cell, message, on_error=again)
             if self._given is not None:
                 self._given.set()
 

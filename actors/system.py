@@ -186,11 +186,11 @@ class ActorSystem:
         cell: Cell,
         message: Any,
         sender: str = "face",
-        on_error: Callable[[Any], None] | None = None,
+        on_error: Callable[[Any, BaseException], None] | None = None,
     ) -> None:
         """Send a message that nobody waits for; it has room beyond the mailbox's limit.
 
-        `on_error`: called with the message when it failed, or its receiver is gone.
+        `on_error`: called with the message and its error, also when its receiver is gone.
         """
         envelope = self.envelope(sender, cell, message, gives=True)
 
@@ -199,7 +199,7 @@ class ActorSystem:
             if error is not None:
                 self.unheard(answered, error)
                 if on_error is not None:
-                    on_error(message)
+                    on_error(message, error)
 
         if cell.idle:
             try:

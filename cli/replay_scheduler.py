@@ -200,15 +200,25 @@ class Scheduler:
         try:
             await self._allocate(job, tokens)
         except OutOfSlots:
-            given_up = await self._loading.give_up_newest()
-            if given_up is not None:
-                self._waiting.appendleft(given_up)
-                self._gate_open = False
-            elif len(self._running) == 1:
+            if await self._gets_room():
+                return False
+            if len(self._running) == 1:
                 raise  # it fits in an empty pool: somebody else holds slots
-            else:
-                await self._retract()
+            await self._retract()
             return False
+        return True
+
+    async def _gets_room(self) -> bool:
+        """Wait for a copy that may keep slots, or let go of a load; return whether there was one."""
+        later = await self._tiers.progress(self._now_ns)
+        if later is not None:
+            self._now_ns = later
+            return True
+        given_up = await self._loading.give_up_newest()
+        if given_up is None:
+            return False
+        self._waiting.appendleft(given_up)
+        self._gate_open = False
         return True
 
     async def _admit(self, budget: int) -> None:
@@ -217,7 +227,7 @@ class Scheduler:
         for coming in await self._loading.arrived():
             async with coming.handle:
                 entered = await self._enter(coming.job, coming.params, coming.handle)
-            self._admitted(coming.job, entered)
+            await self._admitted(coming.job, entered)
         pending = sum(job.to_prefill for job in self._running.values())
         while (
             self._waiting
@@ -230,15 +240,15 @@ class Scheduler:
             if await self._loading.begin(job, params):
                 continue
             entered = await self._enter(job, params)
-            if not self._admitted(job, entered):
+            if not await self._admitted(job, entered):
                 break
             pending += job.to_prefill
 
-    def _admitted(self, job: Job, entered: bool) -> bool:
+    async def _admitted(self, job: Job, entered: bool) -> bool:
         """Put `job` back in line unless it has entered; return whether others may try."""
         if entered:
             return True
-        if not self._running and not self._loading:
+        if not self._running and not self._loading and not await self._gets_room():
             self._refuse(job.source)
             return True
         self._waiting.appendleft(job)

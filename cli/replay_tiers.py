@@ -61,6 +61,9 @@ class Tiers:
         self.clock = clock
         self.has_host = config.host is not None
         self.has_storage = config.storage is not None
+        # Copies that are modelled end when the loop has had its turns: let it, so that a run can be
+        # repeated.
+        self.timeless = self.has_host and not config.pools.full.holds_bytes
         self.content = pool_bytes(cache.memory) if self.has_storage else {}
         self.shape = Shape.of(config)
         self.window = config.window or 0
@@ -69,12 +72,31 @@ class Tiers:
 
     async def come(self, now_ns: int) -> None:
         """Let virtual time pass up to `now_ns`, where copies take any."""
+        if self.timeless:
+            await turns()
         if self.clock is not None:
             while self.clock.next_ns is not None and self.clock.next_ns <= now_ns:
                 self.clock.jump()
                 # One copy's end may begin the next.
                 await turns()
             self.clock.advance(now_ns)
+
+    async def progress(self, now_ns: int) -> int | None:
+        """Wait until some transfer ends; return what the time is then, or None: there is none.
+
+        A transfer protects what it reads and fills: slots that nobody else may have meanwhile.
+        """
+        if not self.has_host:
+            return None
+        await turns()
+        if not self._cache.transfers:
+            return None
+        if self.clock is None:
+            await self.settle()
+            return now_ns
+        self.clock.jump()
+        await turns()
+        return max(now_ns, self.clock.now_ns)
 
     def virtual_s(self, now_ns: int) -> float:
         """Return the seconds of virtual time so far; a driver's last step was at `now_ns`."""

@@ -55,6 +55,7 @@ async def test_k1_3_an_early_release_over_a_window_that_was_loaded_since_is_its_
         # A match ends at a whole window; a lock on a handle does not need one.
         first = await t.cache.inc_lock_ref((await t.match(t.key(12))).last_device_node)
         middle = await t.cache.inc_lock_ref((await t.put(t.key(8))).node)
+        await t.settle()
         assert await t.load(t.key(8)) == 8
         second = await locked(t, t.key(8))
         before = (await t.pool("swa", "device")).protected
@@ -97,13 +98,14 @@ async def test_k1_9_the_end_of_a_backup_releases_what_the_backup_held_and_nothin
             await turns(20)
             await t.sound()
         await evicting
+        t.engine.hold_no_more()
+        t.engine.release()
         await t.copied()
         assert {name: (await t.pool(name, "device")).protected for name in components} == before
         assert await t.hit(t.key(8)) == (8, 0)
         await t.cache.dec_lock_ref(receipt)
         pool = await t.pool("full", "device")
         assert pool.protected == 0
-        t.engine.hold_no_more()
 
 
 @windowed
@@ -194,6 +196,8 @@ async def test_k5_7_with_both_tiers_full_an_allocation_leaves_exact_sums_on_both
             await t.put(t.key(t.span(1, 10 * turn)))
             await t.match(t.key(t.span(1, 10 * turn)))
             await t.sound()
+            # What is being backed up is protected.
+            await t.copied()
         for taken in range(1, 5):
             given = await t.cache.allocate(AllocateParams(num_tokens=taken * page_size))
             t.marks.scribble("full", given.indices)
@@ -253,7 +257,7 @@ async def test_k5_9_pages_that_a_copy_still_fills_are_nobody_elses(
         elif end == "abort":
             await t.cache.abort_req(req)
         else:
-            await t.cache.cache_finished_req(req, is_insert=False)
+            finishing = await soon(t.cache.cache_finished_req(req, is_insert=False))
         await t.sound()
         free = (await t.pool("full", "device")).free
         assert free == 4 * page_size
@@ -264,6 +268,8 @@ async def test_k5_9_pages_that_a_copy_still_fills_are_nobody_elses(
         await t.write(given.indices, marks)
         t.engine.release()
         t.engine.hold_no_more()
+        if end == "finish":
+            await finishing
         await t.settle()
         t.marks.check("full", given.indices, marks)
         assert await t.hit(t.key(8)) == (8, 0)

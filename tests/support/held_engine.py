@@ -43,7 +43,7 @@ class HeldEngine(CopyEngine):
 
     ``seen``: every job, in order. ``waiting``: those that are held. ``under_way``: numbers of the
     jobs that are not over. ``spoil``: writes rubbish into what a failing job was to fill, as one
-    would find it there.
+    would find it there. ``begun``: those that the real engine has, in its order.
     """
 
     def __init__(self, inner: CopyEngine, spoil: Callable[[CopyJob], None]) -> None:
@@ -52,6 +52,7 @@ class HeldEngine(CopyEngine):
         self.seen: list[CopyJob] = []
         self.waiting: list[Held] = []
         self.under_way: set[int] = set()
+        self.begun: list[CopyJob] = []
         self.fences: list[Any] = []
         self.choose: Callable[[CopyJob], How] = lambda _: "pass"
 
@@ -67,12 +68,16 @@ class HeldEngine(CopyEngine):
             job.on_done(result)
 
         if how == "pass":
-            self.inner.submit(msgspec.structs.replace(job, on_done=end))
+            self._begin(job, end)
             return
         held = Held(job, how, end)
         self.waiting.append(held)
         if how == "copied":
-            self.inner.submit(msgspec.structs.replace(job, on_done=held.note))
+            self._begin(job, held.note)
+
+    def _begin(self, job: CopyJob, end: Callable[[CopyResult], None]) -> None:
+        self.begun.append(job)
+        self.inner.submit(msgspec.structs.replace(job, on_done=end))
 
     def fence(self, event: Any) -> None:
         self.fences.append(event)
@@ -134,6 +139,21 @@ class HeldEngine(CopyEngine):
         )
         return self.held(direction)
 
+    def moving(self) -> bool:
+        """Return whether the real engine moves bytes, and is not waiting for work on the device."""
+        waiting = {held.job.number: held for held in self.waiting}
+        self.begun = [job for job in self.begun if job.number in self.under_way]
+        blocked: set[str] = {"load"} if any(not one.done() for one in self.fences) else set()
+        for job in self.begun:
+            held = waiting.get(job.number)
+            if held is not None and held.result is not None:
+                continue
+            if any(one is not None and not one.done() for one in job.after):
+                blocked.add(job.direction)
+            if job.direction not in blocked:
+                return True
+        return False
+
     def _chosen(self, jobs: Iterable[CopyJob] | None) -> list[Held]:
         if jobs is None:
             return list(self.waiting)
@@ -143,7 +163,7 @@ class HeldEngine(CopyEngine):
     def _let_go(self, held: Held) -> None:
         self.waiting.remove(held)
         if held.how == "late":
-            self.inner.submit(msgspec.structs.replace(held.job, on_done=held.end))
+            self._begin(held.job, held.end)
             return
         held.let_go = True
         if held.result is not None:

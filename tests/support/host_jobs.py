@@ -26,6 +26,11 @@ class HostWorld(HostBench):
                 return None
             chain.insert(0, at)
             at = at.parent
+        if not chain and node.tiers & ON_DEVICE and not self.is_busy(node):
+            # Other components may have got something since.
+            chain = [node] if any(part.backup_need([node]) for part in self.parts) else []
+            at = node.parent or at
+            self.seen["backup of what came later"] += len(chain)
         if not chain:
             return None
         anchor = [at] if at.parent is not None else []

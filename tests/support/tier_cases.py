@@ -349,5 +349,5 @@ CASES = [
     ),
     TierCase("fetch given up", fetch_given_up, ("StopFetch", "FetchDone", "ReleaseHost"), STORED),
     TierCase("flush", flush, ("Flush", "EvictNodes", "NoteStored", "EvictHost"), STORED),
-    TierCase("exchange", exchange, ("SetStorage", "UseStorage", "NoteStored", "StoreDone"), STORED),
+    TierCase("exchange", exchange, ("SetStorage", "NoteStored", "StoreDone"), STORED),
 ]

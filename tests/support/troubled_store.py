@@ -30,7 +30,7 @@ class TroubledStore(StorageBackend):
     visible; ``reads``: how often each page was read. ``refuses``: pages whose write is refused.
     ``loses``: pages that are named by `exists` and not found by `get_into`. ``lies``: pages whose
     bytes are another's when they are read, though the store says that they are right; ``lied``: how
-    often that was. ``fails``: so many calls of an operation fail, after half of a write was done.
+    often that was. ``fails``: so many calls of an operation fail, after half of a write was done. ``gated``: calls that are held.
     """
 
     def __init__(self, inner: StorageBackend) -> None:
@@ -45,6 +45,7 @@ class TroubledStore(StorageBackend):
         self.loses: Chosen = nothing
         self.lies: Chosen = nothing
         self.lied = 0
+        self.gated = 0
         self.fails: Counter[str] = Counter()
         self._gates: dict[str, anyio.Event] = {}
 
@@ -70,7 +71,11 @@ class TroubledStore(StorageBackend):
         self.calls[operation] += 1
         gate = self._gates.get(operation)
         if gate is not None:
-            await gate.wait()
+            self.gated += 1
+            try:
+                await gate.wait()
+            finally:
+                self.gated -= 1
 
     def _fail(self, operation: str) -> None:
         if self.fails[operation] > 0:
