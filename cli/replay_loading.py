@@ -82,13 +82,14 @@ class Loading:
         self._loads[job.source.number] = Coming(job, params, handle, task)
         return True
 
-    async def arrived(self) -> list[Coming]:
-        """Take out the requests whose load is over; whoever gets a handle closes it."""
+    async def arrived(self) -> Coming | None:
+        """Take out the first request whose load is over; whoever gets its handle closes it."""
         if not self._loads:
-            return []
+            return None
         await turns()
-        over = [number for number, coming in self._loads.items() if coming.task.done()]
-        return [self._loads.pop(number) for number in over]
+        over = (number for number, coming in self._loads.items() if coming.task.done())
+        number = next(over, None)
+        return None if number is None else self._loads.pop(number)
 
     async def give_up_newest(self) -> Job | None:
         """Let go of the newest load, so that its slots can serve others; return its request."""

@@ -209,7 +209,7 @@ class Scheduler:
         return True
 
     async def _gets_room(self) -> bool:
-        """Wait for a copy that may keep slots, or let go of a load; return whether there was one."""
+        """Wait for a copy that keeps slots, or let go of a load; return whether there was one."""
         later = await self._tiers.progress(self._now_ns)
         if later is not None:
             self._now_ns = later
@@ -224,10 +224,11 @@ class Scheduler:
     async def _admit(self, budget: int) -> None:
         """Admit waiting requests, first come first served."""
         await self._loading.fetch_ahead(self._waiting)
-        for coming in await self._loading.arrived():
+        while (coming := await self._loading.arrived()) is not None:
             async with coming.handle:
                 entered = await self._enter(coming.job, coming.params, coming.handle)
-            await self._admitted(coming.job, entered)
+            if not await self._admitted(coming.job, entered):
+                break
         pending = sum(job.to_prefill for job in self._running.values())
         while (
             self._waiting

@@ -41,7 +41,12 @@ async def both_tiers(t: Tiers) -> None:
 # -- wrong types ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [*ELSEWHERE, key(8)], ids=repr)
+def _kind_of(wrong: object) -> str:
+    """Return a name that is the same in every process."""
+    return repr(wrong) if type(wrong) is not object else "object"
+
+
+@pytest.mark.parametrize("wrong", [*ELSEWHERE, key(8)], ids=_kind_of)
 async def test_a_load_back_of_what_is_no_match_is_refused(delivery: Delivery, wrong: Any) -> None:
     async with tiers(delivery, drain=False) as t:
         await both_tiers(t)
@@ -49,7 +54,7 @@ async def test_a_load_back_of_what_is_no_match_is_refused(delivery: Delivery, wr
             await t.cache.load_back(wrong)
 
 
-@pytest.mark.parametrize("wrong", [*ELSEWHERE, [1, 2, 3]], ids=repr)
+@pytest.mark.parametrize("wrong", [*ELSEWHERE, [1, 2, 3]], ids=_kind_of)
 async def test_a_prefetch_of_what_is_no_key_is_refused(delivery: Delivery, wrong: Any) -> None:
     async with tiers(delivery, url="memory:", drain=False) as t:
         await both_tiers(t)
@@ -57,7 +62,7 @@ async def test_a_prefetch_of_what_is_no_key_is_refused(delivery: Delivery, wrong
             await t.cache.prefetch(wrong)
 
 
-@pytest.mark.parametrize("wrong", [1, "r", key(8)], ids=repr)
+@pytest.mark.parametrize("wrong", [1, "r", key(8)], ids=_kind_of)
 async def test_what_is_no_request_is_refused(delivery: Delivery, wrong: Any) -> None:
     async with tiers(delivery, url="memory:", drain=False) as t:
         await both_tiers(t)
@@ -68,7 +73,7 @@ async def test_what_is_no_request_is_refused(delivery: Delivery, wrong: Any) -> 
             await t.cache.prefetch(t.key(8), wrong)
 
 
-@pytest.mark.parametrize("wrong", ["", "Host", "disk", "ALL", None, 1, [], {}], ids=repr)
+@pytest.mark.parametrize("wrong", ["", "Host", "disk", "ALL", None, 1, [], {}], ids=_kind_of)
 async def test_a_flush_of_an_unknown_tier_is_refused(delivery: Delivery, wrong: Any) -> None:
     async with tiers(delivery, url="memory:", drain=False) as t:
         await both_tiers(t)
@@ -76,7 +81,7 @@ async def test_a_flush_of_an_unknown_tier_is_refused(delivery: Delivery, wrong: 
             await t.cache.flush(wrong)
 
 
-@pytest.mark.parametrize("wrong", ["1", -1.0, float("nan"), object()], ids=repr)
+@pytest.mark.parametrize("wrong", ["1", -1.0, float("nan"), object()], ids=_kind_of)
 async def test_a_timeout_that_is_no_time_is_refused(delivery: Delivery, wrong: Any) -> None:
     async with tiers(delivery, url="memory:", drain=False) as t:
         await both_tiers(t)
@@ -91,7 +96,7 @@ async def test_a_timeout_that_is_no_time_is_refused(delivery: Delivery, wrong: A
                 await call()
 
 
-@pytest.mark.parametrize("wrong", [None, "memory:", {"url": "memory:"}], ids=repr)
+@pytest.mark.parametrize("wrong", [None, "memory:", {"url": "memory:"}], ids=_kind_of)
 async def test_attaching_what_is_no_config_is_refused(delivery: Delivery, wrong: Any) -> None:
     async with tiers(delivery, drain=False) as t:
         await both_tiers(t)
@@ -117,7 +122,7 @@ async def test_there_is_no_such_layer(delivery: Delivery, layer: int) -> None:
                 handle.wait_layer(layer)
 
 
-# -- keys and matches ------------------------------------------------------------------------------
+# -- keys and matches ----------------------------------------------------------------------------
 
 
 async def test_a_key_that_can_not_be_the_trees_is_refused(delivery: Delivery) -> None:
@@ -141,9 +146,11 @@ async def test_a_match_of_a_cache_without_a_host_tier_has_nothing_to_load(
         found = await match(cache, key(8))
         async with refused_and_unchanged(cache, InvalidInput, "without a host tier"):
             await cache.load_back(found)
-        async with tiers("direct", ("full",)) as t:
-            async with refused_and_unchanged(t.cache, InvalidInput, "without a host tier"):
-                await t.cache.load_back(found)
+    async with (
+        tiers("direct", ("full",)) as t,
+        refused_and_unchanged(t.cache, InvalidInput, "without a host tier"),
+    ):
+        await t.cache.load_back(found)
 
 
 async def test_of_a_match_of_another_cache_a_load_takes_the_key_alone(delivery: Delivery) -> None:
@@ -163,7 +170,7 @@ async def test_of_a_match_of_another_cache_a_load_takes_the_key_alone(delivery: 
             assert handle.loaded == 0
 
 
-# -- requests --------------------------------------------------------------------------------------
+# -- requests ------------------------------------------------------------------------------------
 
 
 async def test_a_request_of_another_namespace_is_refused(delivery: Delivery) -> None:
@@ -197,7 +204,7 @@ async def test_a_key_that_is_not_the_requests_own_is_refused(delivery: Delivery)
             await t.cache.load_back(found, req)
 
 
-# -- state of the cache ------------------------------------------------------------------------------
+# -- state of the cache --------------------------------------------------------------------------
 
 
 async def test_a_storage_needs_a_host_tier(make_cache: MakeCache) -> None:

@@ -1,4 +1,4 @@
-"""Cancelling a caller of the tiers at any turn: nothing stays locked, held, in flight or waiting."""
+"""Cancelling a caller of the tiers at any turn: nothing stays locked, held or in flight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.tier_cases import in_storage, on_host
 from support.tier_config import SETS, Components, tier_config
 from support.tiered import Tiers, soon
 
-sets = pytest.mark.parametrize("components", (SETS[0], SETS[-1]), ids="+".join)
+sets = pytest.mark.parametrize("components", [SETS[0], SETS[-1]], ids="+".join)
 
 TURNS: Final = (*range(10), 13, 21, 34, None)
 """After so many turns of the loop the caller is cancelled; None: when its call is over."""
@@ -139,7 +139,7 @@ async def test_a_call_cancelled_at_any_turn_leaves_nothing_behind(
             before, had = await t.cache.stats(), what_it_has(at["req"])
             task = asyncio.ensure_future(call(t, at))
             await cancel(task, steps)
-            (result,) = await asyncio.gather(task, return_exceptions=True)
+            result: Any = (await asyncio.gather(task, return_exceptions=True))[0]
             cancelled = isinstance(result, asyncio.CancelledError)
             assert steps is not None or not cancelled
             assert cancelled or not isinstance(result, Exception)
@@ -194,8 +194,7 @@ async def test_a_load_whose_answer_was_late_is_undone(components: Components, lo
         assert (await t.cache.stats()).receipts == 0
 
 
-async def test_who_waits_for_room_and_leaves_leaves_nothing(
-) -> None:
+async def test_who_waits_for_room_and_leaves_leaves_nothing() -> None:
     """A load and an allocation wait for a write-back, in line; both callers are cancelled."""
     small: dict[str, Any] = {"pages": 4, "policy": "write_back"}
     async with opened(("full",), **small) as t:

@@ -20,7 +20,9 @@ from radixtide.configs.errors import (
     StaleNode,
 )
 from support.broken import DAMAGES, PIN_BUDGET, populate
+from support.broken_host import HOST_DAMAGES, Scene
 from support.broken_hybrid import HYBRID_DAMAGES
+from support.broken_tiers import TIER_DAMAGES, WORLD, populate_tiers
 from support.caches import (
     MakeCache,
     assert_nothing_held,
@@ -32,6 +34,8 @@ from support.caches import (
     tokens,
 )
 from support.rooms import ROOT
+from support.tier_config import tier_config
+from support.tiered import Tiers
 from support.world_hybrid import HYBRID_WORLD, populate_hybrid
 
 
@@ -226,6 +230,12 @@ CLAUSES: Final = {
     "G63": "pairs",
     "G64": "protection",
     "G65": "windows",
+    "G127": "host_sizes",
+    "G128": "host_slots",
+    "G129": "host_closure",
+    "G130": "host_order",
+    "G131": "transfers",
+    "G132": "tiers",
 }
 
 
@@ -236,7 +246,9 @@ async def test_the_audit_names_the_clause_that_does_not_hold(
     clause = CLAUSES[number]
     damages = [damage for damage in DAMAGES if damage.clause == clause]
     hybrid_damages = [damage for damage in HYBRID_DAMAGES if damage.clause == clause]
-    assert [*damages, *hybrid_damages]
+    host_damages = [damage for damage in HOST_DAMAGES if damage.clause == clause]
+    tier_damages = [damage for damage in TIER_DAMAGES if damage.clause == clause]
+    assert [*damages, *hybrid_damages, *host_damages, *tier_damages]
     for damage in damages:
         async with make_cache(pin_budget=PIN_BUDGET, audit=False) as cache:
             world = await populate(cache)
@@ -249,6 +261,16 @@ async def test_the_audit_names_the_clause_that_does_not_hold(
             assert (await cache.audit()).ok
             hybrid_damage.do(hybrid_world)
             assert clause in {one.clause for one in (await cache.audit()).violations}
+    for host_damage in host_damages:
+        scene = Scene()
+        host_damage.do(scene)
+        assert clause in {one.clause for one in scene.world.audit()}
+    for tier_damage in tier_damages:
+        async with UnifiedRadixCache(tier_config(**WORLD)) as cache:
+            tier_world = await populate_tiers(Tiers(cache))
+            assert (await cache.audit()).ok
+            tier_damage.do(tier_world)
+            assert clause in {one.clause for one in (await cache.audit()).violations}
 
 
 def test_the_document_lists_every_clause_that_can_be_broken() -> None:
@@ -256,4 +278,7 @@ def test_the_document_lists_every_clause_that_can_be_broken() -> None:
     listed = dict(re.findall(r"^\| \[(G\d+)\] \| `(\w+)` \|", text, flags=re.MULTILINE))
     assert listed == CLAUSES
     broken = {damage.clause for damage in DAMAGES}
-    assert set(listed.values()) == broken | {damage.clause for damage in HYBRID_DAMAGES}
+    broken |= {damage.clause for damage in HYBRID_DAMAGES}
+    broken |= {damage.clause for damage in HOST_DAMAGES}
+    broken |= {damage.clause for damage in TIER_DAMAGES}
+    assert set(listed.values()) == broken

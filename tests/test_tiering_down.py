@@ -1,4 +1,4 @@
-"""A tiering actor that says nothing, or stays down: what moves waits or is refused, all else goes on.
+"""A tiering actor that says nothing, or stays down: transfers wait or are refused, all else works.
 
 Nothing hangs for ever: a load that can not be made leaves the device part, and says so.
 """
@@ -22,7 +22,7 @@ from support.tier_cases import in_storage, on_host
 from support.tier_config import SETS, Components
 from support.tiered import Tiers, tiers
 
-sets = pytest.mark.parametrize("components", (SETS[0], SETS[-1]), ids="+".join)
+sets = pytest.mark.parametrize("components", [SETS[0], SETS[-1]], ids="+".join)
 policies = pytest.mark.parametrize("policy", ["write_through", "write_back"])
 ONCE = LimitsConfig(restarts_max=0, call_timeout_s=20.0)
 PATIENT: dict[str, Any] = {"url": "memory:", "storage": {"prefetch_policy": "wait_complete"}}

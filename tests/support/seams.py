@@ -6,6 +6,7 @@ from typing import Any
 
 from radixtide import UnifiedRadixCache
 from radixtide.tiers.host_pool import HostPool
+from support.caches import system_of
 from support.held_engine import HeldEngine
 from support.troubled_store import TroubledStore
 
@@ -13,6 +14,11 @@ from support.troubled_store import TroubledStore
 def host_pools(cache: UnifiedRadixCache) -> dict[str, HostPool]:
     """Return the memory of the host tier, by component."""
     return cache.host_pools
+
+
+def resting(cache: UnifiedRadixCache) -> bool:
+    """Return whether no actor has anything to do; calls may wait for transfers all the same."""
+    return all(cell.quiet for cell in system_of(cache)._cells if cell.open)
 
 
 def hold_engine(cache: UnifiedRadixCache) -> HeldEngine:

@@ -12,7 +12,7 @@ from radixtide.configs.schema import StorageConfig
 from support.actors import until
 from support.held_engine import TURNS_MAX
 from support.marks import key_marks
-from support.tier_crashes import Stage, Step, TierCase
+from support.tier_crashes import Prepare, Stage, Step, TierCase
 from support.tiered import Tiers
 
 STORED: dict[str, Any] = {"url": "memory:", "storage": {"prefetch_policy": "wait_complete"}}
@@ -39,9 +39,7 @@ async def to_insert(t: Tiers, tokens: list[int], begin: int = 0) -> Step:
     """Return the insert of a key; its slots from page `begin` on are written."""
     wanted = t.key(tokens)
     given = await t.cache.allocate(
-        AllocateParams(
-            num_tokens=wanted.units - begin * t.page, mamba_num=int(t.has("mamba"))
-        )
+        AllocateParams(num_tokens=wanted.units - begin * t.page, mamba_num=int(t.has("mamba")))
     )
     state = None if given.mamba_indices is None else int(given.mamba_indices[0])
     await t.write(given.indices, key_marks(wanted)[begin * t.page :], state)
@@ -68,7 +66,7 @@ def loaded(t: Tiers, length: int) -> Any:
     return load
 
 
-# -- backups -----------------------------------------------------------------------------------
+# -- backups -------------------------------------------------------------------------------------
 
 
 async def backup(t: Tiers) -> Stage:
@@ -144,7 +142,7 @@ async def write_back(t: Tiers) -> Stage:
     return Stage([evict], again)
 
 
-# -- loads -------------------------------------------------------------------------------------
+# -- loads ---------------------------------------------------------------------------------------
 
 
 async def load(t: Tiers) -> Stage:
@@ -225,7 +223,7 @@ async def load_fails(t: Tiers) -> Stage:
     return Stage([fail, close, end], loaded(t, 8))
 
 
-# -- storage -----------------------------------------------------------------------------------
+# -- storage -------------------------------------------------------------------------------------
 
 
 async def store(t: Tiers) -> Stage:
@@ -310,44 +308,52 @@ async def exchange(t: Tiers) -> Stage:
 
 SMALL_HOST: dict[str, Any] = {"host_pages": 8, "host_swa_pages": 8, "host_states": 4}
 SMALL: dict[str, Any] = {"pages": 10, "swa_pages": 10, "states": 4}
+
+
+def _case(name: str, prepare: Prepare, messages: str, **config: Any) -> TierCase:
+    return TierCase(name, prepare, messages.split(), config)
+
+
 CASES = [
-    TierCase(
+    _case(
         "backup",
         backup,
-        ("Pump", "BackupNeed", "BeginBackup", "PinHost", "StartCopy", "CopyDone", "EndBackup")
-        + ("UnpinHost",),
+        "Pump BackupNeed BeginBackup PinHost StartCopy CopyDone EndBackup UnpinHost",
     ),
-    TierCase("backup that evicts", backup_evicts, ("ProposeHost", "EvictHost"), SMALL_HOST),
-    TierCase("split backup", backup_split, ("EndBackup",)),
-    TierCase("failed backup", backup_fails, ("EndBackup",)),
-    TierCase(
+    _case("backup that evicts", backup_evicts, "ProposeHost EvictHost", **SMALL_HOST),
+    _case("split backup", backup_split, "EndBackup"),
+    _case("failed backup", backup_fails, "EndBackup"),
+    _case(
         "write back",
         write_back,
-        ("EvictParams", "BeginBackup", "StartCopy", "CopyDone", "EndBackup", "EvictNodes"),
-        {"policy": "write_back"},
+        "EvictParams BeginBackup StartCopy CopyDone EndBackup EvictNodes",
+        policy="write_back",
     ),
-    TierCase(
+    _case(
         "load",
         load,
-        ("LoadBackCall", "LockSplit", "LoadNeeds", "PinHost", "BeginLoad")
-        + ("EvictNodes", "PathSlots", "StartCopy", "WaitLoad", "CopyDone", "EndLoad", "UnpinHost")
-        + ("Unlock", "CloseLoad"),
-        SMALL,
+        "LoadBackCall LockSplit LoadNeeds PinHost BeginLoad EvictNodes PathSlots StartCopy "
+        "WaitLoad CopyDone EndLoad UnpinHost Unlock CloseLoad",
+        **SMALL,
     ),
-    TierCase("load inside a node", load_inside, ("CommitMatch", "UseHost", "EndLoad")),
-    TierCase("load for a request", load_for_request, ("BeginLoad", "Unlock", "AbortReq", "LetGo")),
-    TierCase("failed load", load_fails, ("EndLoad", "LockSplit", "Unlock")),
-    TierCase(
-        "store", store, ("HostSlots", "PinHost", "StartStore", "StoreDone", "NoteStored"), STORED
-    ),
-    TierCase(
+    _case("load inside a node", load_inside, "CommitMatch UseHost EndLoad"),
+    _case("load for a request", load_for_request, "BeginLoad Unlock AbortReq LetGo"),
+    _case("failed load", load_fails, "EndLoad LockSplit Unlock"),
+    _case("store", store, "HostSlots PinHost StartStore StoreDone NoteStored", **STORED),
+    _case(
         "fetch",
         fetch,
-        ("PrefetchCall", "Lookup", "Found", "HostSizes", "ReserveHost", "StartFetch", "FetchDone")
-        + ("CommitFetch", "WaitFetch", "EndFetch"),
-        STORED,
+        "PrefetchCall Lookup Found HostSizes ReserveHost StartFetch FetchDone CommitFetch "
+        "WaitFetch EndFetch",
+        **STORED,
     ),
-    TierCase("fetch given up", fetch_given_up, ("StopFetch", "FetchDone", "ReleaseHost"), STORED),
-    TierCase("flush", flush, ("Flush", "EvictNodes", "NoteStored", "EvictHost"), STORED),
-    TierCase("exchange", exchange, ("SetStorage", "NoteStored", "StoreDone"), STORED),
+    _case("fetch given up", fetch_given_up, "StopFetch FetchDone ReleaseHost", **STORED),
+    _case("flush", flush, "Flush EvictNodes NoteStored EvictHost", **STORED),
+    _case("exchange", exchange, "SetStorage NoteStored StoreDone", **STORED),
 ]
+
+
+async def fetched(t: Tiers, length: int, **namespace: Any) -> int:
+    """Fetch a key of so many pages, and return how many it brought."""
+    async with await t.cache.prefetch(t.key(length, **namespace)) as fetch:
+        return await fetch.wait() // t.page

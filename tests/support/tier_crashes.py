@@ -31,8 +31,8 @@ Plant = Callable[[str, str, int], Chooser]
 """Makes a fault at a message by type and receiver, after so many of its kind have passed."""
 
 
-Concerns = Callable[[str, str], bool]
-"""Tells by type and receiver whether a fault is planted at a message."""
+Concerns = Callable[[str, str, int], bool]
+"""Tells by type, receiver, and how many of its kind came before, whether a message gets a fault."""
 
 
 class Stage(NamedTuple):
@@ -47,6 +47,9 @@ class Stage(NamedTuple):
     let_go: Step | None = None
 
 
+Prepare = Callable[[Tiers], Awaitable[Stage]]
+
+
 class TierCase(NamedTuple):
     """A case by name; ``messages``: those that it is about, which it must really send.
 
@@ -54,7 +57,7 @@ class TierCase(NamedTuple):
     """
 
     name: str
-    prepare: Callable[[Tiers], Awaitable[Stage]]
+    prepare: Prepare
     messages: Collection[str]
     config: Mapping[str, Any] = MappingProxyType({})
 
@@ -127,8 +130,6 @@ async def disturbed(case: TierCase, components: Components, fault: Chooser, cost
             assert costs or not failed, "one fault is no failure: the message comes again"
         await settled(cache)
         cache.remove_interceptor(fault)
-        # How often the coordinator is woken depends on when copies end.
-        assert fault.hits or fault.kind == "Pump", fault
         await settled(cache)
         assert costs or not system_of(cache).unheard_errors
         system_of(cache).unheard_errors = 0
@@ -144,7 +145,7 @@ async def run(
     plant: Plant,
     *,
     costs: bool,
-    concerns: Concerns = lambda kind, actor: True,  # noqa: ARG005  # it is a filter that takes all
+    concerns: Concerns = lambda kind, actor: True,  # it is a filter that takes all
 ) -> None:
     """Plant a fault at each message that `concerns` lets; report all that goes wrong in one go."""
     sent, expected = await undisturbed(case, components)
@@ -153,13 +154,15 @@ async def run(
     missing = wanted - {kind for kind, _ in sent}
     assert not missing, f"{case.name} sends no {missing}"
     wrong = []
+    planted = missed = 0
     before: Counter[tuple[str, str]] = Counter()
     for at in sent:
         skip = before[at]
         before[at] += 1
-        if not concerns(*at):
+        if not concerns(*at, skip):
             continue
         fault = plant(*at, skip)
+        planted += 1
         try:
             where = await disturbed(case, components, fault, costs)
             assert where == expected, f"{where}, undisturbed {expected}"
@@ -169,4 +172,7 @@ async def run(
                 f"{type(fault).__name__} {at} no. {skip}: "
                 f"{type(error).__name__} {text[0][:300] if text else ''}"
             )
+        missed += not fault.hits
     assert not wrong, "\n".join(wrong)
+    # How many wait by then, and go in one copy, depends on when others end; most must be met.
+    assert missed <= planted // 4, f"{missed} of {planted} faults met no message"

@@ -25,7 +25,7 @@ from support.caches import Delivery, assert_nothing_held, state_of, system_of
 from support.held_engine import TURNS_MAX
 from support.hybrids import AuditedCache
 from support.marks import MarkArray, Marks, key_marks
-from support.seams import hold_engine, trouble_store
+from support.seams import hold_engine, resting, trouble_store
 from support.tier_bytes import check_bytes, check_slots, picture
 from support.tier_config import SETS, Components, tier_config
 
@@ -255,12 +255,16 @@ class Tiers:
 
     async def copied(self) -> None:
         """Wait until no copy is under way or waits to begin, but for those that are held."""
-        system, books = system_of(self.cache), state_of(self.cache).tiers
+        books = state_of(self.cache).tiers
         assert books is not None
 
         def quiet() -> bool:
             moving = self.engine.under_way - {job.number for job in self.engine.held()}
-            return system.quiet and not moving and not (books.backlog and not self.engine.waiting)
+            return (
+                resting(self.cache)
+                and not moving
+                and not (books.backlog and not self.engine.waiting)
+            )
 
         # What a copy's end begins shows a turn later.
         for _ in range(5):

@@ -30,7 +30,8 @@ class TroubledStore(StorageBackend):
     visible; ``reads``: how often each page was read. ``refuses``: pages whose write is refused.
     ``loses``: pages that are named by `exists` and not found by `get_into`. ``lies``: pages whose
     bytes are another's when they are read, though the store says that they are right; ``lied``: how
-    often that was. ``fails``: so many calls of an operation fail, after half of a write was done. ``gated``: calls that are held.
+    often that was. ``fails``: so many calls of an operation fail, after half of a write was done.
+    ``gated``: calls that are held.
     """
 
     def __init__(self, inner: StorageBackend) -> None:
