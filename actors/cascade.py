@@ -110,6 +110,8 @@ def cascade(state: State, cell: Cell, victims: list[Node]) -> Generator[Any, Any
             nodes = victims if goes_along else leaves
             if nodes:
                 calls.append((other, EvictNodes(nodes)))
+    if tiers is not None:
+        tiers.fence(victims)
     parts = yield calls
     freed = {other.name: part for (other, _), part in zip(calls, parts, strict=True)}
     tree = state.tree

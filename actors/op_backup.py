@@ -16,20 +16,21 @@ from radixtide.actors.tier_messages import (
     CopyDone,
     EndBackup,
     EvictHost,
+    Fence,
     HostSizes,
     PinHost,
     ProposeHost,
     StartCopy,
     UnpinHost,
 )
-from radixtide.actors.tier_state import TierState
+from radixtide.actors.tier_state import TierState, is_pending
 from radixtide.components.insertion import Insertion
 from radixtide.components.outcomes import Moving
 from radixtide.tiers.copy_engine import Transfer
 from radixtide.tree.node import BACKING, FAILED, IN_STORAGE, ON_DEVICE, ON_HOST, QUEUED, Node
 
 
-def queue_path(tiers: TierState, node: Node, ready: Any = None) -> None:
+def queue_path(tiers: TierState, node: Node) -> None:
     """Queue the nodes from `node` upward that want a backup. O(nodes without one).
 
     A host copy implies that all ancestors have one, so the walk ends at the first that has.
@@ -44,23 +45,31 @@ def queue_path(tiers: TierState, node: Node, ready: Any = None) -> None:
             waiting.append(at)
         at = at.parent
     for one in reversed(waiting):
-        tiers.queue(one, ready)
+        tiers.queue(one)
 
 
-def queue_again(tiers: TierState, job: Insertion) -> None:
-    """Queue nodes that have a copy already, and got more from an insert: a window, a state."""
-    depths = [span for part in job.parts[1:] for span in part.adopted]
-    if not depths:
-        return
-    first = min(start for start, _ in depths)
-    at = job.node
-    while at.parent is not None and at.end > first:
-        if at.tiers & ON_HOST and at.tiers & ON_DEVICE:
-            if tiers.write_back:
-                tiers.again.add(at)
-            else:
-                tiers.queue(at, job.ready, again=True)
-        at = at.parent
+def queue_inserted(tiers: TierState, job: Insertion) -> None:
+    """Queue what an insert brought, and note when it is written.
+
+    What has a copy already and got more (a window, a state) is backed up again.
+    """
+    depths = [start for part in job.parts for start, _ in part.adopted]
+    more = [start for part in job.parts[1:] for start, _ in part.adopted]
+    if depths and (more or job.ready is not None):
+        first, rest = min(depths), min(more, default=job.end)
+        at = job.node
+        while at.parent is not None and at.end > first:
+            tiers.note_ready(at, job.ready)
+            if at.end > rest and at.tiers & ON_HOST:
+                if tiers.write_back:
+                    tiers.again.add(at)
+                else:
+                    tiers.queue(at, again=True)
+            at = at.parent
+    if job.ready is not None and is_pending(job.ready) and (job.parts[0].duplicate):
+        # The caller's duplicates are free now, or will be at once, and may still be written to.
+        tiers.tell(Fence(job.ready))
+    queue_path(tiers, job.node)
 
 
 def begin_backups(state: State) -> Generator[Any, Any, None]:
@@ -71,7 +80,6 @@ def begin_backups(state: State) -> Generator[Any, Any, None]:
     if tiers.down:
         while tiers.backlog:
             tiers.backlog.popleft().job &= ~QUEUED
-        tiers.ready.clear()
     while tiers.backlog and tiers.jobs.count(BACKUP) < host.jobs_max:
         room = host.units_in_flight - tiers.jobs.units[BACKUP]
         if room <= 0 and tiers.jobs.units[BACKUP]:
@@ -140,8 +148,6 @@ def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
         fitting.append(node)
     if len(fitting) < len(nodes):
         counters.backups_refused += len(nodes) - len(fitting)
-        for node in nodes[len(fitting) :]:
-            tiers.ready.pop(node.id, None)
     if not fitting:
         return False
     for cell in state.others:
@@ -160,9 +166,7 @@ def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
     if anchored:
         yield state.all(PinHost(anchored))
     tiers.jobs.add(job)
-    after = tuple(
-        ready for node in fitting if (ready := tiers.ready.pop(node.id, None)) is not None
-    )
+    after = tuple(ready for node in fitting if is_pending(ready := tiers.ready.pop(node.id, None)))
     transfers = [
         Transfer(cell.name, one.device, one.host)
         for cell, one in zip(state.cells, moving, strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 from radixtide.actors.actor import Conversation, Round, conversation
 from radixtide.actors.cascade import evict_one
 from radixtide.actors.messages import CheckInsert, CommitInsert, Grant, Quote, Splits
-from radixtide.actors.op_backup import queue_again, queue_path
+from radixtide.actors.op_backup import queue_inserted
 from radixtide.actors.op_match_tiers import host_only, settle_walk
 from radixtide.actors.state import State, put_on_path
 from radixtide.actors.tier_state import TierState
@@ -247,9 +247,7 @@ def _inserted(state: State, of: tuple[Insertion, Then], parts: list[InsertPart])
     counters.new_units += job.walk.base + job.walk.limit - job.matched
     tiers = state.tiers
     if tiers is not None:
-        queue_path(tiers, job.node, job.ready)
-        if state.others:
-            queue_again(tiers, job)
+        queue_inserted(tiers, job)
     return then(state, job)
 
 

@@ -104,7 +104,8 @@ def load_back(state: State, p: LoadBackCall) -> Conversation:
     gain = walk.matched - device
     if not gain or gain < tiers.host.load_back_threshold:
         cut_to(walk, reach.device)
-        return (yield from _lock_and_hold(state, p, walk.last, _split_end(state, walk)))
+        splits = _split_end(state, walk)
+        return (yield from _lock_and_hold(state, p, walk.last, splits))
     splits = _split_end(state, walk)
     path = list(walk.path)
     node = walk.last

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from radixtide.actors.envelope import Sentinel
 from radixtide.actors.jobs import Backlog, JobBoard
+from radixtide.actors.tier_messages import Fence
 from radixtide.configs.schema import HostConfig, StorageConfig
 from radixtide.tree.node import FAILED, IN_STORAGE, ON_HOST, QUEUED, Node
 
@@ -101,13 +102,22 @@ class FetchRecord(msgspec.Struct, eq=False):
     over: bool = False
 
 
+def is_pending(event: Any) -> bool:
+    """Return whether `event` (a CUDA event, a future, None) has not happened yet."""
+    if event is None:
+        return False
+    done = getattr(event, "done", None)
+    return not (event.query() if done is None else done())
+
+
 class TierState:
     """The coordinator's books of host and storage. Only its operations write it.
 
     ``storage``, ``store``: the config of the storage in use, and what works on it; ``storing``:
     whether there is one. ``condemned``: nodes whose host copy was found damaged. ``again``: nodes
     that have got data since they were copied to the host, ``again_stored``: since they were stored.
-    ``down``: the tiering actor has crashed too often, and stays down: nothing new begins.
+    ``ready``: by node, when its state is written, while that has not happened. ``down``: the
+    tiering actor has crashed too often, and stays down: nothing new begins.
     ``tell``: brings a message to the tiering actor. ``wake``: has the coordinator look at what
     waits, in a turn of its own. ``let_in``: lets the calls of a line try again. ``in_line``: tells
     whether calls stand in one.
@@ -140,8 +150,22 @@ class TierState:
         self.let_in: Callable[[Sentinel], None]
         self.in_line: Callable[[Sentinel], bool]
 
-    def queue(self, node: Node, ready: Any = None, again: bool = False) -> None:
-        """Let `node` wait for its backup, which begins when `ready` has happened.
+    def note_ready(self, node: Node, ready: Any) -> None:
+        """Note that the state of `node` is written when `ready` has happened."""
+        if is_pending(ready):
+            self.ready[node.id] = ready
+
+    def fence(self, nodes: Iterable[Node]) -> None:
+        """Let loads into the slots of `nodes`, which leave the device, wait for their writers."""
+        if not self.ready:
+            return
+        events = {id(one): one for node in nodes if (one := self.ready.get(node.id)) is not None}
+        for event in events.values():
+            if is_pending(event):
+                self.tell(Fence(event))
+
+    def queue(self, node: Node, again: bool = False) -> None:
+        """Let `node` wait for its backup.
 
         The newest are left out when too many wait; they are queued when they are used again.
         `again`: it has got something since it was backed up.
@@ -154,8 +178,6 @@ class TierState:
             self.counters.backups_skipped += 1
             return
         node.job |= QUEUED
-        if ready is not None:
-            self.ready[node.id] = ready
         self.backlog.append(node)
         if not self.waking:
             self.wake()

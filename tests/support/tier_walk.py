@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import perf_counter
@@ -18,6 +19,9 @@ from typing import Any
 from support.caches import assert_nothing_held, system_of
 from support.tier_walk_base import FOR_EVER, TierSetup
 from support.tier_walk_serving import Serving
+
+SAME = 20
+"""Letters of what is said that two failures of one cause share."""
 
 Move = Callable[[random.Random], Coroutine[Any, Any, None]]
 
@@ -128,6 +132,7 @@ class TierWalk(Serving):
             await self.check_books()
         if not number % self.setup.look_every:
             await self.look_around()
+        await self.rest()
 
     async def look_around(self) -> None:
         """Look at every byte."""
@@ -223,17 +228,15 @@ def replay(setup: TierSetup, seed: int, numbers: Iterable[int]) -> Counter[str]:
 
 
 def shortest(
-    setup: TierSetup, seed: int, numbers: Sequence[int], seconds: float, kind: type[BaseException]
+    setup: TierSetup, seed: int, numbers: Sequence[int], seconds: float, error: BaseException
 ) -> list[int]:
-    """Return as few of `numbers` as can be found in `seconds` that still fail with a `kind`."""
+    """Return as few of `numbers` as can be found in `seconds` that fail much like `error`."""
 
     def fails(some: Sequence[int]) -> bool:
         try:
             replay(setup, seed, some)
-        except kind:
-            return True
-        except Exception:  # noqa: BLE001 - another failure is looked for
-            return False
+        except Exception as other:  # noqa: BLE001 - another failure is looked for
+            return _kind(other) == _kind(error)
         return False
 
     deadline = perf_counter() + seconds
@@ -251,6 +254,12 @@ def shortest(
     return kept
 
 
+def _kind(error: BaseException) -> tuple[str, str, str]:
+    """Return what failures have in common that have the same cause: where, and what is said."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return type(error).__name__, f"{frames[-1].filename} {frames[-1].lineno}", str(error)[:SAME]
+
+
 def walk(setup: TierSetup, seed: int, steps: int, shrink: float = 20) -> Counter[str]:
     """Walk `steps` steps; a failure's note ends with the shortest walk that was found to fail."""
     made = TierWalk(setup, seed)
@@ -261,7 +270,7 @@ def walk(setup: TierSetup, seed: int, steps: int, shrink: float = 20) -> Counter
         at = steps
         made.close()
     except Exception as error:
-        numbers = shortest(setup, seed, range(min(at + 1, steps)), shrink, type(error))
+        numbers = shortest(setup, seed, range(min(at + 1, steps)), shrink, error)
         error.add_note(f"replay({setup}, {seed}, {numbers})")
         raise
     return made.met
