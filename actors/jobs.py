@@ -30,7 +30,7 @@ class Job(msgspec.Struct, eq=False):
 
     ``nodes``: what is moved, parents first. ``pinned``: nodes whose host copies are protected for
     it. ``units``: how much of the carrier. ``lock``: node that it keeps on the device, and each
-    component's record of that lock. ``report``: its end, once known; ``arrived``: that, where the
+    component's record of that lock (a fetch: the carrier's only). ``report``: its end, once known; ``arrived``: that, where the
     other ranks have not agreed to it yet. ``attempts``: it failed, and a request stands on it.
     Of a load: ``gate``; ``depths``: by component, where each page ends that is loaded.
     Of a fetch: ``store``: from which; ``key``; ``begin``: where the fetched units begin;
@@ -138,10 +138,10 @@ class JobBoard:
                 counts[node.id] = device, host + 1
         return counts
 
-    def locks(self) -> Iterator[Node]:
-        """Yield the nodes that jobs keep locked on the device."""
+    def locks(self, index: int) -> Iterator[Node]:
+        """Yield the nodes that jobs keep locked on the device, in the component of that index."""
         for job in self.jobs.values():
-            if job.lock is not None:
+            if job.lock is not None and index < len(job.lock[1]):
                 yield job.lock[0]
 
 

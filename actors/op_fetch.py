@@ -17,6 +17,7 @@ from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Call
 from radixtide.actors.envelope import WAIT_FOR_JOB
 from radixtide.actors.jobs import FETCH, Job
+from radixtide.actors.messages import Lock, Unlock
 from radixtide.actors.op_backup import chain_above, evict_host
 from radixtide.actors.state import State
 from radixtide.actors.tier_messages import (
@@ -39,7 +40,7 @@ from radixtide.components.request import Request
 from radixtide.configs.errors import RadixtideError
 from radixtide.tiers.page_hash import namespace_seed
 from radixtide.tree.key import RadixKey
-from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_HOST, Node
+from radixtide.tree.node import FAILED, HASH_BYTES, IN_STORAGE, ON_DEVICE, ON_HOST, Node
 
 
 class PrefetchCall(Call, frozen=True, tag=True, gc=False):
@@ -96,12 +97,16 @@ def prefetch(state: State, p: PrefetchCall) -> Conversation:
         yield state.all(CommitFetch([], (state.split_inside(walk),), {}, {}))
     number = state.ledger.next_holder()
     anchor = [walk.last] if walk.last.parent is not None else []
+    lock = None
     if anchor:
         yield state.all(PinHost(anchor))
+        if walk.last.tiers & ON_DEVICE:
+            # It may have no host copy yet: then it lives by the device alone.
+            lock = walk.last, [(yield state.carrier, Lock(walk.last))]
         for node in chain_above(walk.last):
             # What comes before must be on the host as well.
             tiers.queue(node)
-    job = Job(number, FETCH, [], anchor, missing)
+    job = Job(number, FETCH, [], anchor, missing, lock)
     job.key = p.key.prefix(walk.matched + missing)
     job.begin = walk.matched
     job.page = page
@@ -274,6 +279,8 @@ def _attach(
 def _over(state: State, tiers: TierState, job: Job, brought: int) -> Generator[Any, Any, None]:
     if job.pinned:
         yield state.all(UnpinHost(list(job.pinned)))
+    if job.lock is not None:
+        yield state.carrier, Unlock(*job.lock)
     tiers.jobs.remove(job)
     record = tiers.fetches.get(job.number)
     if record is not None:

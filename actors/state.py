@@ -269,7 +269,7 @@ class State:
                 if not held.records or held.records[index] is not RELEASED
             ),
             self.pins.nodes(),
-            self.tiers.jobs.locks() if self.tiers is not None else (),
+            self.tiers.jobs.locks(index) if self.tiers is not None else (),
         )
         for node in nodes:
             if node.parent is not None:

@@ -12,56 +12,68 @@ import pytest
 from support.interceptors import Chooser, CrashAfter, CrashBefore
 from support.tier_cases import CASES
 from support.tier_config import SETS, Components
-from support.tier_crashes import Concerns, TierCase, run
+from support.tier_crashes import Plant, TierCase, run
 
 Crashes = type[CrashBefore] | type[CrashAfter]
 
-sets = pytest.mark.parametrize("components", [SETS[0], SETS[-1]], ids="+".join)
-crashes = pytest.mark.parametrize("plant", [CrashBefore, CrashAfter])
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+crashes = pytest.mark.parametrize("plant", [CrashBefore, CrashAfter])
+ALONE, ALL = SETS[0], SETS[-1]
 
 
-def in_addition(components: Components) -> Concerns:
-    """Return which messages a quick run looks at: in a hybrid, one a kind to the others."""
-    if components == ("full",):
-        return lambda *_: True
-    return lambda _, actor, before: actor in ("swa", "mamba") and not before
+def first_of_each(kind: str, actor: str, before: int) -> bool:
+    """Return whether a message is the first of its kind to its receiver."""
+    return not before
 
 
-@sets
-@every
-@crashes
-async def test_a_crash_at_any_message_costs_nothing(
-    components: Components, case: TierCase, plant: Crashes
-) -> None:
-    def once(kind: str, actor: str, skip: int) -> Chooser:
-        return plant(kind, actor, skip=skip)
+def first_to_others(kind: str, actor: str, before: int) -> bool:
+    """Return whether it is that, and to a component beside Full."""
+    return not before and actor in ("swa", "mamba")
 
-    await run(case, components, once, costs=False, concerns=in_addition(components))
+
+def once(plant: Crashes) -> Plant:
+    """Return what makes one crash."""
+    return lambda kind, actor, skip: plant(kind, actor, skip=skip)
 
 
 def often(kind: str, actor: str, skip: int) -> Chooser:
-    """Plant a crash that comes again with the message, until that is given up."""
+    """Make a crash that comes again with the message, until that is given up."""
     return CrashBefore(kind, actor, skip=skip, count=3)
 
 
-@sets
+@every
+@crashes
+async def test_a_crash_at_any_kind_of_message_costs_nothing(case: TierCase, plant: Crashes) -> None:
+    await run(case, ALONE, once(plant), costs=False, concerns=first_of_each)
+
+
 @every
 async def test_a_message_that_always_crashes_its_receiver_costs_a_transfer_at_most(
-    components: Components, case: TierCase
+    case: TierCase,
 ) -> None:
-    await run(case, components, often, costs=True, concerns=in_addition(components))
+    await run(case, ALONE, often, costs=True, concerns=first_of_each)
+
+
+@pytest.mark.parametrize("name", ["backup", "load", "failed load", "fetch"])
+async def test_a_crash_of_another_component_costs_nothing(name: str) -> None:
+    case = next(one for one in CASES if one.name == name)
+    await run(case, ALL, once(CrashBefore), costs=False, concerns=first_to_others)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("components", SETS[1:], ids="+".join)
+@pytest.mark.parametrize("components", SETS, ids="+".join)
 @every
 @crashes
-@pytest.mark.parametrize("times", [1, 3])
-async def test_a_crash_at_any_message_of_all_hybrids(
-    components: Components, case: TierCase, plant: Crashes, times: int
+async def test_a_crash_at_any_message_of_all_caches(
+    components: Components, case: TierCase, plant: Crashes
 ) -> None:
-    def some(kind: str, actor: str, skip: int) -> Chooser:
-        return plant(kind, actor, skip=skip, count=times)
+    await run(case, components, once(plant), costs=False)
 
-    await run(case, components, some, costs=times > 1)
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("components", SETS, ids="+".join)
+@every
+async def test_any_message_that_always_crashes_its_receiver_in_all_caches(
+    components: Components, case: TierCase
+) -> None:
+    await run(case, components, often, costs=True)

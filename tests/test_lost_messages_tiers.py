@@ -10,13 +10,13 @@ from support.caches import Delivery, coordinator_of, settled, system_of
 from support.interceptors import Chooser, Delay, DropFirst, DropReply, Duplicate, DuplicateReply
 from support.tier_cases import CASES
 from support.tier_config import SETS, Components
-from support.tier_crashes import TierCase, run
+from support.tier_crashes import Plant, TierCase, run
 from support.tiered import tiers
 
 REPORTS = {"CopyDone", "StoreDone", "Found", "FetchDone", "Pump"}
 Faults = type[DropFirst] | type[DropReply] | type[Duplicate] | type[DuplicateReply] | type[Delay]
 
-sets = pytest.mark.parametrize("components", [SETS[0], SETS[-1]], ids="+".join)
+faults = pytest.mark.parametrize("plant", [DropFirst, DropReply, Duplicate, DuplicateReply, Delay])
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -26,27 +26,37 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.01)
 
 
-def in_full(kind: str, actor: str, _: int) -> bool:
+def of_tiering(kind: str, actor: str, _: int) -> bool:
     """Return whether a message is to or from the tiering actor, or wakes the coordinator."""
     return actor == "tiering" or kind in REPORTS
 
 
-def in_hybrids(kind: str, actor: str, before: int) -> bool:
+def first_of_tiering(kind: str, actor: str, before: int) -> bool:
     """Return the same, for the first of each kind."""
-    return not before and in_full(kind, actor, before)
+    return not before and of_tiering(kind, actor, before)
 
 
-@sets
+def once(plant: Faults) -> Plant:
+    """Return what makes one fault."""
+    return lambda kind, actor, skip: plant(kind, actor, skip=skip)
+
+
 @every
-@pytest.mark.parametrize("plant", [DropFirst, DropReply, Duplicate, DuplicateReply, Delay])
+@faults
 async def test_a_message_of_a_transfer_acts_once_whatever_becomes_of_it(
+    case: TierCase, plant: Faults
+) -> None:
+    await run(case, SETS[0], once(plant), costs=False, concerns=first_of_tiering)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("components", SETS, ids="+".join)
+@every
+@faults
+async def test_any_message_of_a_transfer_in_all_caches(
     components: Components, case: TierCase, plant: Faults
 ) -> None:
-    def fault(kind: str, actor: str, skip: int) -> Chooser:
-        return plant(kind, actor, skip=skip)
-
-    concerns = in_full if components == SETS[0] else in_hybrids
-    await run(case, components, fault, costs=False, concerns=concerns)
+    await run(case, components, once(plant), costs=False, concerns=of_tiering)
 
 
 async def test_a_report_that_is_made_twice_acts_once(delivery: Delivery) -> None:

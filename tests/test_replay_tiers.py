@@ -165,13 +165,11 @@ def test_copies_that_take_time_are_waited_for_in_virtual_time(trace: Path) -> No
 # Many requests at once
 
 
-@pytest.mark.parametrize("bandwidth", [None, "20GB", "500MB"])
+@pytest.mark.parametrize("bandwidth", [None, "100MB", "2MB"])
 def test_a_host_tier_serves_many_requests_at_once(
     trace: Path, config: Path, bandwidth: str | None
 ) -> None:
-    arguments = [trace, "--config", config, "--abort-ratio", 0.1]
-    if bandwidth is not None:
-        bandwidth = {"500MB": "2MB", "20GB": "100MB"}[bandwidth]
+    arguments = (trace, "--config", config, "--abort-ratio", 0.1)
     more = ["--bandwidth", bandwidth] if bandwidth is not None else []
     data = told(*arguments, "--host-blocks", 500, *more)
     assert_sound(data)
@@ -244,20 +242,16 @@ def test_one_wrong_byte_ends_the_replay(
     trace: Path, tmp_path: Path, mode: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_now = Tiers.write_now
-    written_rows = []
 
     def write_and_damage(self: Tiers, row: Any, marks: Any, start: int, end: int, w: Any) -> None:
         write_now(self, row, marks, start, end, w)
-        written_rows.append(row)
-        if len(written_rows) == 20:
+        if not start:  # of a prompt that others begin with too
             assert self._cache.kv_pool is not None
-            self._cache.kv_pool.parts()[0][0][row[start]] ^= 1
+            self._cache.kv_pool.parts()[0][0][row[0]] ^= 1
 
     monkeypatch.setattr(Tiers, "write_now", write_and_damage)
-    result = call(
-        *(trace, *mode, "--capacity-blocks", 400, "--host-blocks", 800),
-        *("--storage", f"lmdb:{tmp_path / 'pages'}"),
-    )
+    sizes = ("--capacity-blocks", 400, "--host-blocks", 800)
+    result = call(trace, *mode, *sizes, "--storage", f"lmdb:{tmp_path / 'pages'}")
     assert isinstance(result.exception, WrongBytes)
     assert re.match(r"request \d+: slot \d+ of pool full, \d+ of \d+", str(result.exception))
 
@@ -320,7 +314,6 @@ def test_without_tiers_nothing_speaks_of_them(trace: Path) -> None:
             "--bandwidth: models copies between pools without bytes",
         ),
         (["--host-blocks", "9", "--storage", "lmbd:x"], ConfigError, "did you mean lmdb"),
-        (["--host-blocks", "10000000", "--storage", "memory:"], ConfigError, "--host-blocks"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
@@ -329,6 +322,16 @@ def test_options_that_contradict_each_other_are_refused(
     result = call(trace, "--sequential", "--capacity-blocks", 30, *arguments)
     assert isinstance(result.exception, kind)
     assert message in str(result.exception)
+
+
+def test_a_host_tier_with_bytes_beyond_this_machines_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "huge.toml"
+    path.write_text("[pools.full]\nsize = 1_000\n[host]\nratio = 1e9\n")
+    with pytest.raises(ConfigError, match=r"host\.pools\.full 1,000,000,000,000 of 4 bytes"):
+        run_replay(
+            ReplayOptions(config=path, storage="memory:", requests=1),
+            lambda _source, _summary: None,
+        )
 
 
 def test_no_host_blocks_leave_out_the_tiers_of_a_config(trace: Path) -> None:

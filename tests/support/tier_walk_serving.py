@@ -226,12 +226,15 @@ class Serving(BetweenTiers):
         live.lean = live.lean or swa is not None
         if given is LEFT:
             return
-        slots = given.indices[:missing]
-        begin = live.covered
-        live.own.extend(slots.tolist())
+        # Where units are pairs, the last token before these had no unit until now.
+        again = int(self.setup.bigram and bool(live.own))
+        begin = live.covered - again
+        slots = torch.tensor([*live.own[-1:][:again], *given.indices[:missing]])
+        live.own.extend(given.indices[:missing].tolist())
         marks = key_marks(live.key())
         fitting = max(min(len(slots), len(marks) - begin), 0)
-        await self.t.write(slots[:fitting], marks[begin : begin + fitting])
+        if fitting:
+            await self.t.write(slots[:fitting], marks[begin : begin + fitting])
         for slot in [] if given.mamba_indices is None else given.mamba_indices.tolist():
             live.states[slot] = self.stamp(1)
             self.t.marks.write("mamba", torch.tensor([slot]), live.states[slot])
