@@ -30,8 +30,9 @@ class Job(msgspec.Struct, eq=False):
 
     ``nodes``: what is moved, parents first. ``pinned``: nodes whose host copies are protected for
     it. ``units``: how much of the carrier. ``lock``: node that it keeps on the device, and each
-    component's record of that lock (a fetch: the carrier's only). ``report``: its end, once known; ``arrived``: that, where the
-    other ranks have not agreed to it yet. ``attempts``: it failed, and a request stands on it.
+    component's record of that lock (a fetch: the carrier's only). ``report``: its end, once known;
+    ``arrived``: that, where the other ranks have not agreed to it yet. ``attempts``: it failed, and
+    a request stands on it.
     Of a load: ``gate``; ``depths``: by component, where each page ends that is loaded.
     Of a fetch: ``store``: from which; ``key``; ``begin``: where the fetched units begin;
     ``page``: units a page; ``pages``: how many are read; ``slots``: host slots by component;
