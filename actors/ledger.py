@@ -106,6 +106,10 @@ class Ledger:
         entry = self._entries.get(req.rid)
         return entry if entry is not None and entry.req is req else None
 
+    def by_rid(self, rid: str) -> Entry | None:
+        """Return the entry of the request of that id, or None."""
+        return self._entries.get(rid)
+
     def get(self, req: Request) -> Entry | None:
         """Return the entry of `req`, or None.
 

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import msgspec
 
 from radixtide.actors import calls
 from radixtide.actors.agreement import Agreement, Alone
@@ -28,7 +29,7 @@ from radixtide.components.base import TreeComponent
 from radixtide.components.checks import as_seconds
 from radixtide.components.policies import plugin_policies
 from radixtide.components.registry import make_components, plugin_components
-from radixtide.configs.errors import ActorFailed, CacheClosed
+from radixtide.configs.errors import ActorFailed, CacheClosed, ConfigError
 from radixtide.configs.loader import load_config, validate
 from radixtide.configs.schema import CacheConfig, HostConfig, StorageConfig
 from radixtide.tiers.copy_modelled import Clock
@@ -190,7 +191,19 @@ class CacheLife:
         tiers.wake = wake
 
     async def _open_storage(self, config: StorageConfig) -> StorageJobs:
-        """Open a storage for the pools of this cache."""
+        """Open a storage for the pools of this cache: each rank's pages have names of their own.
+
+        Raises ConfigError where the config says another rank than the agreement.
+        """
+        ranks, rank = self._agreement.ranks, self._agreement.rank
+        if config.ranks == 1 and ranks > 1:
+            config = msgspec.structs.replace(config, rank=rank, ranks=ranks)
+        elif ranks > 1 and (config.rank, config.ranks) != (rank, ranks):
+            raise ConfigError(
+                f"storage.rank: this is rank {rank} of {ranks} by its agreement, and rank "
+                f"{config.rank} of {config.ranks} by the config; leave storage.rank and "
+                "storage.ranks out, or make them the same"
+            )
         return await open_storage_jobs(
             self.config, config, self._components, self.memory, self.host_pools
         )

@@ -60,7 +60,7 @@ def queue_inserted(tiers: TierState, job: Insertion) -> None:
         at = job.node
         while at.parent is not None and at.end > first:
             tiers.note_ready(at, job.ready)
-            if at.end > rest and at.tiers & ON_HOST:
+            if at.end > rest and (at.tiers & ON_HOST or at.job & BACKING):
                 if tiers.write_back:
                     tiers.again.add(at)
                 else:
@@ -166,7 +166,12 @@ def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
     if anchored:
         yield state.all(PinHost(anchored))
     tiers.jobs.add(job)
-    after = tuple(ready for node in fitting if is_pending(ready := tiers.ready.pop(node.id, None)))
+    after = tiers.take_ready(fitting)
+    for node in fitting:
+        if node in tiers.again:
+            tiers.again.discard(node)
+            if node.tiers & IN_STORAGE:
+                tiers.again_stored.add(node)
     transfers = [
         Transfer(cell.name, one.device, one.host)
         for cell, one in zip(state.cells, moving, strict=True)
@@ -197,8 +202,8 @@ def end_backup(state: State, job: Job, report: CopyDone) -> Generator[Any, Any, 
         for node in nodes:
             node.tiers |= ON_HOST
             if tiers.storing:
-                tiers.queue_store(node, again=node in tiers.again)
-            tiers.again.discard(node)
+                tiers.queue_store(node)
+        tiers.requeue(nodes)
     else:
         tiers.counters.backups_failed += 1
         for node in nodes:

@@ -112,8 +112,7 @@ def prefetch(state: State, p: PrefetchCall) -> Conversation:
     job.page = page
     job.store = tiers.store
     tiers.jobs.add(job)
-    rid = None if p.req is None else p.req.rid
-    tiers.fetches[number] = FetchRecord(number, rid)
+    tiers.fetches[number] = FetchRecord(number, p.req)
     tiers.counters.prefetches += 1
     seed = namespace_seed(p.key.extra_key, p.key.cache_salt)
     tiers.tell(Lookup(number, tiers.store, job.key.raw, seed, walk.matched // page))
@@ -132,6 +131,8 @@ def found(state: State, job: Job, report: Found) -> Generator[Any, Any, None]:
     if not pages:
         if taken:
             yield state.all(ReleaseHost(taken))
+        # Nothing is fetched: what storage noted of the key can go.
+        tiers.tell(StopFetch(job.number, job.store))
         yield from _over(state, tiers, job, 0)
         return
     job.slots = taken
@@ -328,12 +329,15 @@ def stop_fetch(tiers: TierState, number: int, keep: bool) -> None:
     tiers.tell(StopFetch(number, job.store))
 
 
-def forget_fetches(tiers: TierState, rid: str) -> None:
+def forget_fetches(state: State, req: Request) -> None:
     """Give up the fetches of a request that is gone."""
+    tiers = state.tiers
+    if tiers is None:
+        return
     for number, record in list(tiers.fetches.items()):
-        if record.rid != rid:
+        if record.req is not req:
             continue
         if record.over:
             del tiers.fetches[number]
         else:
-            stop_fetch(tiers, number, keep=False)
+            end_early(state, EndFetch(number, keep=False))

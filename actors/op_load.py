@@ -16,10 +16,9 @@ import torch
 from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Call
 from radixtide.actors.cascade import MustWait, evict_one
-from radixtide.actors.envelope import WAIT_FOR_ROOM
 from radixtide.actors.jobs import LOAD, Job
 from radixtide.actors.messages import GetSizes, LockSplit, PathSlots, Splits, Unlock
-from radixtide.actors.op_match import check_request, check_tokens, depth_of
+from radixtide.actors.op_match import check_request, check_row, check_tokens, depth_of
 from radixtide.actors.op_match_tiers import cut_to, find_reach
 from radixtide.actors.state import State, put_on_path
 from radixtide.actors.tier_messages import (
@@ -86,14 +85,13 @@ def load_back(state: State, p: LoadBackCall) -> Conversation:
     state.check_key(p.key)
     if req is not None:
         check_request(state, req, p.key, False)
+        check_row(state, req, p.key)
         entry = state.ledger.get(req)
         if entry is not None and entry.allocated:
             raise InvalidRequest(
                 f"request {req.rid!r} has slots already; load back before you allocate"
             )
     walk = state.tree.walk(p.key)
-    if tiers is not None and tiers.in_line(WAIT_FOR_ROOM):
-        return WAIT_FOR_ROOM
     if tiers is None or not walk.matched:
         return (yield from _hold_device(state, p, state.tree.root, []))
     reach = yield from find_reach(state, walk)
@@ -120,9 +118,6 @@ def load_back(state: State, p: LoadBackCall) -> Conversation:
     records = yield state.all(LockSplit(node, splits + borders))
     try:
         begun = yield from _begin(state, tiers, path, first, node)
-    except MustWait:
-        yield state.all(Unlock(node, records))
-        return WAIT_FOR_ROOM
     except RadixtideError:
         yield state.all(Unlock(node, records))
         raise
@@ -151,6 +146,9 @@ def _begin(
     nodes = [one for one in path if one in wanted]
     shared = {job.number: job for one in path if one.job & LOADING for job in tiers.jobs.of(one)}
     jobs = [job for job in shared.values() if job.kind == LOAD]
+    if any(job.attempts for job in jobs):
+        # It failed, and is kept for a request that stands on it: nothing will come of it.
+        return None
     if not nodes:
         tiers.counters.loads_shared += 1
         return jobs
@@ -163,7 +161,10 @@ def _begin(
     yield state.all(PinHost(nodes))
     try:
         room = yield from _make_room(state, needs, tuple(path))
-    except (MustWait, RadixtideError):
+    except MustWait:
+        # The copies that make room have begun; a load does not wait for them.
+        room = False
+    except RadixtideError:
         yield state.all(UnpinHost(nodes))
         raise
     if not room:

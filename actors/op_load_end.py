@@ -69,6 +69,7 @@ def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, N
         if (yield from _shrink_users(state, tiers, job)):
             # A request has gone on with these slots: they are nobody's until it is done.
             job.attempts = 1
+            tiers.condemned.update(node for node in nodes if not node.tiers & ON_DEVICE)
             return
     yield state.all(EndLoad(nodes, keep, job.number))
     yield state.all(UnpinHost(list(job.pinned)))
@@ -80,7 +81,10 @@ def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, N
         tiers.counters.load_units += job.units
         for node in nodes:
             node.tiers |= ON_DEVICE
-    elif report.bad:
+        tiers.requeue(nodes)
+    else:
+        tiers.condemned.difference_update(nodes)
+    if report.bad and not keep:
         tiers.counters.bad_pages += sum(len(pages) for pages in report.bad.values())
         tiers.condemned.update(_damaged(job, report, nodes))
     yield from purge(state)
@@ -108,13 +112,14 @@ def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, An
         node = _above(record.node, record.device)
         record.length = node.end
         held = state.receipts.get(record.receipt)
-        if held is None:
+        entry = None if record.rid is None else state.ledger.by_rid(record.rid)
+        if held is None and entry is None:
             continue
-        entry = _entry_of(state, record)
-        if entry is not None and entry.allocated:
+        if entry is not None and (held is None or entry.allocated):
             entry.spoiled = True
             gone_on = True
             continue
+        assert held is not None
         yield from _move_lock(state, record, held, entry, node)
     return gone_on
 
@@ -145,13 +150,6 @@ def _move_lock(
         req.prefix_indices = entry.indices(state.rows, node.end)
         req.last_node = state.handle(node)
         req.cache_protected_len = node.end
-
-
-def _entry_of(state: State, record: LoadRecord) -> Entry | None:
-    for entry in state.ledger.entries():
-        if entry.receipt == record.receipt:
-            return entry
-    return None
 
 
 def wait_load(state: State, p: WaitLoad) -> Any:

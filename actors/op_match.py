@@ -356,15 +356,22 @@ def check_request(state: State, req: Request, key: RadixKey, lock: bool) -> int:
             raise InvalidRequest(
                 f"request {req.rid!r} has slots already; match before you allocate"
             )
-    row = req.req_pool_idx
-    if lock and row is not None:
-        state.rows.check(row)
-        if key.units > state.rows.max_context:
-            raise InvalidRequest(
-                f"request {req.rid!r} has {key.units} units, its row only "
-                f"{state.rows.max_context} (pools.requests.max_context)"
-            )
+    if lock:
+        check_row(state, req, key)
     return req.counted_len
+
+
+def check_row(state: State, req: Request, key: RadixKey) -> None:
+    """Raise InvalidRequest unless the request's row, where it has one, can hold all of `key`."""
+    row = req.req_pool_idx
+    if row is None:
+        return
+    state.rows.check(row)
+    if key.units > state.rows.max_context:
+        raise InvalidRequest(
+            f"request {req.rid!r} has {key.units} units, its row only "
+            f"{state.rows.max_context} (pools.requests.max_context)"
+        )
 
 
 def check_tokens(req: Request, key: RadixKey, units: int) -> None:

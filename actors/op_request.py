@@ -23,7 +23,6 @@ from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.slots import ANONYMOUS
 from radixtide.tree.key import RadixKey
-from radixtide.tree.node import ON_DEVICE
 from radixtide.tree.radix_tree import Walk
 
 
@@ -76,12 +75,15 @@ class Progress:
 
     @property
     def loading(self) -> bool:
-        """Whether what the request has locked is still on its way to the device."""
-        node = self.entry.node if self.entry is not None and self.tiers else None
-        return (
-            node is not None
-            and node.parent is not None
-            and not (node.tiers & ON_DEVICE or self.spoiled)
+        """Whether some of what the request has locked is still on its way to the device."""
+        tiers = self.tiers
+        if tiers is None or self.spoiled or not tiers.loads:
+            return False
+        return any(
+            number in tiers.jobs.jobs
+            for record in tiers.loads.values()
+            if record.rid == self.req.rid
+            for number in record.jobs
         )
 
     def prepare(self, state: State) -> Generator[Any, Any, None]:
@@ -239,7 +241,7 @@ def abort_req(state: State, p: AbortReq) -> Conversation:
     if state.tiers is not None:
         if p.after is not None:
             state.tiers.tell(Fence(p.after))
-        forget_fetches(state.tiers, p.req.rid)
+        forget_fetches(state, p.req)
     freed = yield from _let_go(state, p.req, entry, None, touched=False)
     return CacheReqResult(freed=freed)
 
@@ -279,6 +281,7 @@ def _let_go(
             del state.receipts[entry.receipt]
         state.ledger.close(entry)
         if state.tiers is not None:
+            forget_fetches(state, entry.req)
             yield from forget_loads(state, entry.rid)
     row = entry.row_index if entry is not None else req.req_pool_idx
     if row is not None and state.rows.is_taken(row) and not state.ledger.owns_row(row):

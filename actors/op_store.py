@@ -21,12 +21,22 @@ from radixtide.tiers.page_hash import namespace_seed
 from radixtide.tree.key import namespace_parts
 from radixtide.tree.node import HASH_BYTES, IN_STORAGE, ON_HOST, STORING, Node
 
+STEPS = 256
+"""Nodes that are looked at in one turn."""
+
 
 def begin_stores(state: State) -> Generator[Any, Any, None]:
     """Begin to write what waits for it, within the limit of what may be on its way."""
     tiers = state.tiers
     assert tiers is not None and tiers.storage is not None
+    steps = 0
     while tiers.to_store and tiers.jobs.count(STORE) < tiers.storage.queue_max:
+        steps += 1
+        if steps > STEPS:
+            # The rest in a turn of its own.
+            if not tiers.waking:
+                tiers.wake()
+            return
         node = tiers.to_store.popleft()
         if tiers.down or not tiers.storing or node.parent is None or not node.tiers & ON_HOST:
             _give_up(tiers, [node])
@@ -40,6 +50,7 @@ def begin_stores(state: State) -> Generator[Any, Any, None]:
                 tiers.to_store.appendleft(parent)
                 continue
             tiers.after_parent.setdefault(parent.id, []).append(node)
+            tiers.waiting.add(node.id)
             continue
         try:
             yield from _start(state, tiers, node)
@@ -50,9 +61,7 @@ def begin_stores(state: State) -> Generator[Any, Any, None]:
 
 def _is_coming(tiers: TierState, parent: Node) -> bool:
     """Return whether `parent` is being stored or waits for its own parent."""
-    return bool(parent.job & STORING) or any(
-        parent in waiting for waiting in tiers.after_parent.values()
-    )
+    return bool(parent.job & STORING) or parent.id in tiers.waiting
 
 
 def _start(state: State, tiers: TierState, node: Node) -> Generator[Any, Any, None]:
@@ -74,7 +83,8 @@ def _start(state: State, tiers: TierState, node: Node) -> Generator[Any, Any, No
         for cell, ((slots, digests),) in zip(state.cells, parts, strict=True)
         if len(slots)
     }
-    tiers.tell(StartStore(number, tiers.store, node.piece, previous, items))
+    first = parent.parent is None
+    tiers.tell(StartStore(number, tiers.store, node.piece, previous, first, items))
 
 
 def end_store(state: State, job: Job, report: StoreDone) -> Generator[Any, Any, None]:
@@ -100,10 +110,23 @@ def end_store(state: State, job: Job, report: StoreDone) -> Generator[Any, Any, 
     tiers.jobs.remove(job)
     tiers.counters.stored_nodes += len(stored)
     tiers.counters.stored_pages += report.pages
+    tiers.requeue(nodes)
     failed = len(stored) < len(nodes)
     tiers.counters.store_failures += failed
+    first = nodes[0]
+    if report.orphan and first.id not in tiers.orphans:
+        # The store has lost what comes before: that first, then this again; once.
+        parent = first.parent
+        assert parent is not None
+        parent.tiers &= ~IN_STORAGE
+        yield state.all(NoteStored([parent], stored=False))
+        tiers.orphans.add(first.id)
+        tiers.to_store.extend(nodes)
+        return
+    tiers.orphans.discard(first.id)
     for node in nodes:
         waiting = tiers.after_parent.pop(node.id, [])
+        tiers.waiting.difference_update(one.id for one in waiting)
         if node.tiers & IN_STORAGE:
             tiers.to_store.extendleft(reversed(waiting))
         else:
@@ -114,4 +137,5 @@ def _give_up(tiers: TierState, nodes: list[Node]) -> None:
     """Let `nodes`, and what waits for them, be stored when they are next backed up or asked for."""
     while nodes:
         node = nodes.pop()
+        tiers.waiting.discard(node.id)
         nodes.extend(tiers.after_parent.pop(node.id, []))

@@ -73,8 +73,10 @@ def pump(state: State, p: Pump) -> Conversation:
     if tiers.storing:
         yield from _try(begin_stores(state))
     elif tiers.to_store or tiers.after_parent:
-        tiers.to_store.clear()
-        tiers.after_parent.clear()
+        tiers.forget_stores()
+    # What hangs on to a backup that was refused will not get it any more.
+    for job in [job for job in tiers.jobs if job.kind == FETCH and job.report is not None]:
+        yield from _try(_end_fetch(state, job))
     yield from _try(purge(state))
     if tiers.idle:
         tiers.let_in(WAIT_FOR_IDLE)
@@ -187,9 +189,8 @@ def set_storage(state: State, p: SetStorage) -> Conversation:
         raise InvalidInput("a storage needs a host tier: give the config a [host] table")
     busy = tiers.jobs.count(STORE) + tiers.jobs.count(FETCH)
     tiers.storing = False
-    tiers.to_store.clear()
-    tiers.after_parent.clear()
-    for job in tiers.jobs:
+    tiers.forget_stores()
+    for job in list(tiers.jobs):
         if job.kind == FETCH:
             stop_fetch(tiers, job.number, keep=False)
     if busy:

@@ -115,6 +115,17 @@ class StorageJobs:
         count, self._fetched = self._fetched, 0
         return count
 
+    def note_lookup(self, m: Lookup) -> None:
+        """Note a lookup that is about to begin, so that it can be ended from now on."""
+        self._chains.setdefault(m.job, _Chain(m.skip))
+
+    def note_fetch(self, m: StartFetch) -> None:
+        """Note a fetch that is about to begin."""
+        chain = self._chains.get(m.job)
+        if chain is not None:
+            chain.fetching = True
+            chain.pages = m.pages
+
     def stop(self, job: int) -> Found | FetchDone | None:
         """Have the lookup or fetch of `job` end with what it has; return its report.
 
@@ -151,6 +162,8 @@ class StorageJobs:
             keys, sources, digests, owner = await asyncio.to_thread(self._gather, m, hashes)
             pages = len(hashes) // HASH_BYTES
             stored = 0
+            if not m.first and not await self._has(m.previous):
+                return StoreDone(m.job, 0, hashes, orphan=True)
             for _ in range(ATTEMPTS):
                 done = await self.backend.put_from(keys, sources, digests)
                 stored = _leading(done, owner, pages)
@@ -160,6 +173,12 @@ class StorageJobs:
                 if stored == pages:
                     break
         return StoreDone(m.job, stored, hashes)
+
+    async def _has(self, previous: bytes | None) -> bool:
+        """Return whether the page that a node comes after is stored."""
+        assert previous is not None
+        key = PageKey(f"{previous.hex()}-{self.identity}", None, self.pools[0].name)
+        return (await self.backend.exists([key]))[0]
 
     def _gather(
         self, m: StartStore, hashes: bytes
@@ -211,7 +230,7 @@ class StorageJobs:
 
         None: it was ended early, and reported then.
         """
-        chain = self._chains[m.job] = _Chain(m.skip)
+        chain = self._chains[m.job]
         try:
             async with self._limit:
                 pages = await self._look_up(m, chain)
@@ -272,12 +291,13 @@ class StorageJobs:
 
         None: it was ended early, and reported then.
         """
-        chain = self._chains[m.job]
-        chain.fetching = True
-        chain.pages = m.pages
+        chain = self._chains.get(m.job)
+        if chain is None:
+            return None
         try:
             async with self._limit:
-                await self._fetch(m, chain)
+                if not chain.stop:
+                    await self._fetch(m, chain)
         finally:
             self._chains.pop(m.job, None)
         return None if chain.ended else self._done(m.job, chain)

@@ -125,13 +125,25 @@ class TieredCache(CacheLife):
     async def detach_storage(self, *, timeout: float | None = None) -> None:
         """Use no storage any more: what is being written is finished, what is fetched given up."""
         self._open_state()
-        storage = self.storage_jobs
-        if storage is None or self._setting:
+        if self._setting:
+            raise Busy("a storage is being attached or detached; wait for that")
+        if self.storage_jobs is None:
             return
         self._setting = True
+        seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
+        # Once begun it is carried out, whoever still waits for it.
+        await asyncio.shield(self._open_system().own(self._detach(seconds)))
+
+    async def _detach(self, seconds: float) -> None:
+        storage = self.storage_jobs
         try:
-            await self._give(SetStorage(None, None), timeout)
-            await storage.close()
+            while self.storage_jobs is storage:
+                try:
+                    await self._give(SetStorage(None, None), seconds)
+                except CallTimeout:
+                    await self.drain(seconds)
+            if storage is not None:
+                await storage.close()
         finally:
             self._setting = False
 

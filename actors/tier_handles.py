@@ -163,3 +163,8 @@ class Prefetch:
         if not self._closed:
             self._closed = True
             self._cache.post(EndFetch(self._number, False))
+
+    def __del__(self, warn: Any = warnings.warn) -> None:
+        if not self._closed:
+            words = f"a prefetch of {self.pages} pages was never closed"
+            warn(words, ResourceWarning, source=self)

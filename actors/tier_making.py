@@ -81,8 +81,10 @@ async def open_storage_jobs(
         storage.ranks,
         geometry,
     )
+    raw = open_storage(storage.url, max_bytes=storage.max_bytes, timeout_s=storage.timeout_s)
+    raw.check()
     backend = Guarded(
-        open_storage(storage.url, max_bytes=storage.max_bytes, timeout_s=storage.timeout_s),
+        raw,
         timeout_s=storage.timeout_s,
         failures=storage.breaker_failures,
         reset_s=storage.breaker_reset_s,

@@ -181,15 +181,16 @@ class StartCopy(Told, frozen=True, tag=True):
 class StartStore(Told, frozen=True, tag=True):
     """Write host pages to storage. Report: StoreDone.
 
-    `raw`: tokens of the node. `previous`: hash of the page before it, or what begins the chains of
-    its namespace, or None. `items`: by component, (host slots, digests): they belong to the last
-    pages of the node.
+    `raw`: tokens of the node. `previous`: hash of the page before it, or (`first`) what begins the
+    chains of its namespace, or None. `items`: by component, (host slots, digests): they belong to
+    the last pages of the node.
     """
 
     job: int
     storage: Any
     raw: bytes
     previous: bytes | None
+    first: bool
     items: dict[str, tuple[Slots, Any]]
 
 
@@ -255,10 +256,14 @@ class CopyDone(Report, frozen=True, tag=True):
 
 
 class StoreDone(Report, frozen=True, tag=True):
-    """A node was written. `pages`: leading pages that are stored with all that belongs to them."""
+    """A node was written. `pages`: leading pages that are stored with all that belongs to them.
+
+    `orphan`: none, as the store has not the page before them.
+    """
 
     pages: int
     hashes: bytes
+    orphan: bool = False
 
 
 class Found(Report, frozen=True, tag=True):

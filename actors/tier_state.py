@@ -12,7 +12,7 @@ from radixtide.actors.envelope import Sentinel
 from radixtide.actors.jobs import Backlog, JobBoard
 from radixtide.actors.tier_messages import Fence
 from radixtide.configs.schema import HostConfig, StorageConfig
-from radixtide.tree.node import FAILED, IN_STORAGE, ON_HOST, QUEUED, Node
+from radixtide.tree.node import FAILED, ON_HOST, QUEUED, Node
 
 
 class TierCounters:
@@ -97,7 +97,7 @@ class FetchRecord(msgspec.Struct, eq=False):
     """What one call of ``prefetch`` waits for. ``brought``: units, once it is over."""
 
     number: int
-    rid: str | None
+    req: Any
     brought: int = 0
     over: bool = False
 
@@ -116,6 +116,8 @@ class TierState:
     ``storage``, ``store``: the config of the storage in use, and what works on it; ``storing``:
     whether there is one. ``condemned``: nodes whose host copy was found damaged. ``again``: nodes
     that have got data since they were copied to the host, ``again_stored``: since they were stored.
+    ``after_parent``: by parent, nodes that are stored after it; ``waiting``: the ids of these;
+    ``orphans``: of those whose stored parent was gone when their turn came.
     ``ready``: by node, when its state is written, while that has not happened. ``down``: the
     tiering actor has crashed too often, and stays down: nothing new begins.
     ``tell``: brings a message to the tiering actor. ``wake``: has the coordinator look at what
@@ -134,7 +136,9 @@ class TierState:
         self.backlog: Backlog = deque()
         self.to_store: Backlog = deque()
         self.after_parent: dict[int, list[Node]] = {}
-        self.ready: dict[int, Any] = {}
+        self.waiting: set[int] = set()
+        self.orphans: set[int] = set()
+        self.ready: dict[int, tuple[Any, ...]] = {}
         self.loads: dict[int, LoadRecord] = {}
         self.fetches: dict[int, FetchRecord] = {}
         self.condemned: set[Node] = set()
@@ -150,16 +154,29 @@ class TierState:
         self.let_in: Callable[[Sentinel], None]
         self.in_line: Callable[[Sentinel], bool]
 
+    def requeue(self, nodes: Iterable[Node]) -> None:
+        """Queue those of `nodes` that have got something while they were moved."""
+        if self.again and not self.write_back:
+            for node in nodes:
+                if node in self.again:
+                    self.queue(node, again=True)
+
     def note_ready(self, node: Node, ready: Any) -> None:
-        """Note that the state of `node` is written when `ready` has happened."""
+        """Note that the state of `node` is written when `ready` has happened, too."""
         if is_pending(ready):
-            self.ready[node.id] = ready
+            before = self.ready.get(node.id, ())
+            self.ready[node.id] = (*(one for one in before if is_pending(one)), ready)
+
+    def take_ready(self, nodes: Iterable[Node]) -> tuple[Any, ...]:
+        """Return what the state of `nodes` still waits for, and forget it."""
+        events = [one for node in nodes for one in self.ready.pop(node.id, ())]
+        return tuple({id(one): one for one in events if is_pending(one)}.values())
 
     def fence(self, nodes: Iterable[Node]) -> None:
         """Let loads into the slots of `nodes`, which leave the device, wait for their writers."""
         if not self.ready:
             return
-        events = {id(one): one for node in nodes if (one := self.ready.get(node.id)) is not None}
+        events = {id(one): one for node in nodes for one in self.ready.get(node.id, ())}
         for event in events.values():
             if is_pending(event):
                 self.tell(Fence(event))
@@ -168,12 +185,13 @@ class TierState:
         """Let `node` wait for its backup.
 
         The newest are left out when too many wait; they are queued when they are used again.
-        `again`: it has got something since it was backed up.
+        `again`: it has got something since its backup began; where it is moved just now, it is
+        queued when that is over.
         """
-        if (node.tiers & ON_HOST and not again) or node.job & ~FAILED:
-            return
         if again:
             self.again.add(node)
+        if (node.tiers & ON_HOST and not again) or node.job & ~FAILED:
+            return
         if len(self.backlog) >= self.host.backlog_max:
             self.counters.backups_skipped += 1
             return
@@ -188,21 +206,24 @@ class TierState:
         for marked in (self.condemned, self.again, self.again_stored):
             marked.discard(node)
 
-    def queue_store(self, node: Node, again: bool = False) -> None:
-        """Let `node`, which has a host copy, wait until it is written to storage.
-
-        `again`: even if it was stored before, as it has got something since.
-        """
-        if again and node.tiers & IN_STORAGE:
-            self.again_stored.add(node)
+    def queue_store(self, node: Node) -> None:
+        """Let `node`, which has a host copy, wait until it is written to storage."""
         self.to_store.append(node)
         if not self.waking:
             self.wake()
 
+    def forget_stores(self) -> None:
+        """Forget what waits to be stored."""
+        self.to_store.clear()
+        self.after_parent.clear()
+        self.waiting.clear()
+        self.orphans.clear()
+
     def forget(self) -> None:
         """Forget all nodes: the tree was reset, and no job was under way."""
-        for waiting in (self.backlog, self.to_store, self.after_parent, self.ready, self.loads):
+        for waiting in (self.backlog, self.ready, self.loads):
             waiting.clear()
+        self.forget_stores()
         self.fetches.clear()
         for marked in (self.condemned, self.again, self.again_stored):
             marked.clear()

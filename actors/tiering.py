@@ -165,10 +165,13 @@ class TieringActor(Actor):
 
     def lookup(self, m: Lookup) -> None:
         """Ask what storage has."""
+        if m.job not in self._tasks and m.job not in self._over:
+            m.storage.note_lookup(m)
         self._begin(m.job, m, lambda storage: storage.lookup(m))
 
     def start_fetch(self, m: StartFetch) -> None:
         """Read pages."""
+        m.storage.note_fetch(m)
         self._begin(-m.job, m, lambda storage: storage.fetch(m))
 
     def stop_fetch(self, m: StopFetch) -> None:

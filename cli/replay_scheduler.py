@@ -234,7 +234,7 @@ class Scheduler:
             self._waiting
             and len(self._running) + len(self._loading) < self._max_running
             and pending < budget
-            and (self._gate_open or not self._running)
+            and (self._gate_open or not (self._running or self._loading))
         ):
             job = self._waiting.popleft()
             params = await self._look_up(job)

@@ -37,7 +37,7 @@ from radixtide.tiers.page_hash import page_hashes
 from support.actors import turns
 from support.caches import Delivery, state_of
 from support.marks import key_marks
-from support.tier_config import Components, pages, policies, sets
+from support.tier_config import Components, everywhere, policies
 from support.tiered import Tiers, tiers
 
 Phase = Literal["queued", "backing", "storing"]
@@ -92,10 +92,13 @@ async def check_warm(delivery: Delivery, components: Components, **fields: Any) 
         assert await t.load(t.key(8)) == 8
 
 
-@sets
-@pages
+@everywhere
 @in_every_phase
-@pytest.mark.parametrize("cuts", [(7,), (1,), (3, 5, 1, 7)], ids=str)
+@pytest.mark.parametrize(
+    "cuts",
+    [(3, 5, 1, 7), *(pytest.param(cuts, marks=pytest.mark.nightly) for cuts in ((7,), (1,)))],
+    ids=str,
+)
 async def test_k2_1_a_node_that_is_split_on_its_way_reaches_storage_whole_and_once(
     delivery: Delivery,
     components: Components,
@@ -119,8 +122,7 @@ async def test_k2_1_a_node_that_is_split_on_its_way_reaches_storage_whole_and_on
     await check_warm(delivery, components, **fields)
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("phase", ["queued", "backing"])
 async def test_k2_1_when_the_copy_of_a_split_node_fails_nothing_is_left_half_done(
     delivery: Delivery, components: Components, page_size: int, phase: Phase, tmp_path: Path
@@ -147,8 +149,7 @@ async def test_k2_1_when_the_copy_of_a_split_node_fails_nothing_is_left_half_don
     await check_warm(delivery, components, **fields)
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("demoted", [True, False], ids=["host only", "mirrors"])
 async def test_k2_3_fragments_of_a_node_that_is_being_stored_keep_their_host_pages(
     delivery: Delivery, components: Components, page_size: int, demoted: bool, tmp_path: Path
@@ -179,8 +180,7 @@ async def test_k2_3_fragments_of_a_node_that_is_being_stored_keep_their_host_pag
     await check_warm(delivery, components, **fields, **BIG)
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("moving", [False, True], ids=["at rest", "in flight"])
 async def test_k2_5_every_node_is_found_under_its_own_first_page_after_any_split(
     delivery: Delivery, components: Components, page_size: int, moving: bool
@@ -208,8 +208,7 @@ async def test_k2_5_every_node_is_found_under_its_own_first_page_after_any_split
         assert (await t.pool(tier="device")).evictable == 0
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
 async def test_k9_5_mirrors_on_a_host_smaller_than_the_device_make_room(
     delivery: Delivery, components: Components, page_size: int, stored: bool, tmp_path: Path
@@ -245,8 +244,7 @@ async def test_k9_5_mirrors_on_a_host_smaller_than_the_device_make_room(
             assert await t.load(wanted) == 4
 
 
-@sets
-@pages
+@everywhere
 async def test_k9_5_a_mirror_that_is_stored_goes_before_a_copy_that_is_the_only_one(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -272,8 +270,7 @@ async def test_k9_5_a_mirror_that_is_stored_goes_before_a_copy_that_is_the_only_
         assert await t.load(t.key(t.span(4, 100))) == 4
 
 
-@sets
-@pages
+@everywhere
 @policies
 async def test_k9_6_a_prompt_that_is_prefilled_in_chunks_reaches_the_host_whole(
     delivery: Delivery, components: Components, page_size: int, policy: str
@@ -300,8 +297,7 @@ async def test_k9_6_a_prompt_that_is_prefilled_in_chunks_reaches_the_host_whole(
         assert await t.load(wanted) == 12
 
 
-@sets
-@pages
+@everywhere
 async def test_k9_8_what_finds_the_queue_full_is_not_marked_and_comes_with_its_next_use(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -333,8 +329,7 @@ async def test_k9_8_what_finds_the_queue_full_is_not_marked_and_comes_with_its_n
         assert {bits for _, _, bits in t.picture()} == {"DHS"}
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("kind", [asyncio.Future, concurrent.futures.Future])
 @pytest.mark.parametrize("fails", [False, True], ids=["written", "never written"])
 async def test_k9_8_a_page_is_not_backed_up_before_its_content_is_complete(
@@ -362,8 +357,7 @@ async def test_k9_8_a_page_is_not_backed_up_before_its_content_is_complete(
         assert await t.load(wanted) == 8
 
 
-@sets
-@pages
+@everywhere
 async def test_k9_9_a_burst_of_inserts_keeps_what_is_in_flight_within_its_limit(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:

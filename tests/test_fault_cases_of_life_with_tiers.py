@@ -13,12 +13,11 @@ import pytest
 from radixtide import Busy, ForeignReceipt, Request, StaleNode
 from support.actors import turns
 from support.caches import Delivery
-from support.tier_config import Components, pages, policies, sets
+from support.tier_config import Components, everywhere, policies
 from support.tiered import soon, tiers
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("how", ["abort first", "close first", "abort only", "finish"])
 async def test_k8_7_a_look_up_that_is_given_up_leaves_no_lock_in_any_order(
     delivery: Delivery, components: Components, page_size: int, how: str, tmp_path: Path
@@ -53,8 +52,7 @@ async def test_k8_7_a_look_up_that_is_given_up_leaves_no_lock_in_any_order(
             assert (pool.protected, pool.in_flight, pool.held) == (0, 0, 0)
 
 
-@sets
-@pages
+@everywhere
 async def test_k8_9_aborting_what_was_only_looked_up_is_trivial(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -74,8 +72,7 @@ async def test_k8_9_aborting_what_was_only_looked_up_is_trivial(
         assert await t.sizes() == before
 
 
-@sets
-@pages
+@everywhere
 @policies
 async def test_k8_10_a_request_that_is_retracted_while_its_work_is_backed_up_comes_back(
     delivery: Delivery, components: Components, page_size: int, policy: str
@@ -104,8 +101,7 @@ async def test_k8_10_a_request_that_is_retracted_while_its_work_is_backed_up_com
         assert await t.load(wanted) == (await t.hit(wanted))[0]
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("moving", ["backup", "load"])
 async def test_k8_12_a_reset_while_data_moves_waits_or_is_refused_and_says_why(
     delivery: Delivery, components: Components, page_size: int, moving: Any
@@ -147,8 +143,7 @@ async def test_k8_12_a_reset_while_data_moves_waits_or_is_refused_and_says_why(
         assert await t.load(t.key(8)) == 8
 
 
-@sets
-@pages
+@everywhere
 async def test_k1_7_a_receipt_from_before_a_reset_counts_nothing_on_any_tier(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:

@@ -17,7 +17,7 @@ from radixtide.configs.errors import LoadFailed
 from support.actors import turns
 from support.caches import Delivery, state_of
 from support.marks import key_marks
-from support.tier_config import Components, pages, sets, windowed
+from support.tier_config import Components, everywhere, with_window
 from support.tiered import Tiers, soon, tiers
 
 
@@ -32,8 +32,7 @@ async def on_host(t: Tiers, *lengths: int) -> None:
     assert await t.hit(t.key(begin)) == (0, begin)
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("how", ["late", "copied"])
 async def test_k10_1_room_for_a_load_is_never_made_of_its_own_source(
     delivery: Delivery, components: Components, page_size: int, how: Any
@@ -60,8 +59,7 @@ async def test_k10_1_room_for_a_load_is_never_made_of_its_own_source(
             assert await t.hit(other) == (4, 0)
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("partly", ["full", "window", "state"])
 async def test_k10_3_a_second_load_of_the_same_nodes_joins_the_first(
     delivery: Delivery, components: Components, page_size: int, partly: str
@@ -110,8 +108,7 @@ async def test_k10_3_a_second_load_of_the_same_nodes_joins_the_first(
         assert await t.hit(t.key(8)) == (8, 0)
 
 
-@sets
-@pages
+@everywhere
 async def test_k10_3_when_a_shared_load_fails_all_who_wait_fall_back(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -136,8 +133,7 @@ async def test_k10_3_when_a_shared_load_fails_all_who_wait_fall_back(
         assert await t.count("loads_failed") == 1
 
 
-@sets
-@pages
+@everywhere
 async def test_k10_4_a_match_that_ends_inside_a_node_on_the_host_keeps_what_matched(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -153,8 +149,7 @@ async def test_k10_4_a_match_that_ends_inside_a_node_on_the_host_keeps_what_matc
         assert await t.load(t.key(8)) == 8
 
 
-@sets
-@pages
+@everywhere
 async def test_k2_a_node_that_is_split_while_it_is_loaded_arrives_whole(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -180,8 +175,7 @@ async def test_k2_a_node_that_is_split_while_it_is_loaded_arrives_whole(
             await t.settle()
 
 
-@windowed
-@pages
+@with_window
 @pytest.mark.parametrize("fails", [False, True], ids=["loaded", "failed"])
 async def test_k10_5_where_components_differ_in_depth_each_is_loaded_from_its_own(
     delivery: Delivery, components: Components, page_size: int, fails: bool
@@ -215,8 +209,7 @@ async def test_k10_5_where_components_differ_in_depth_each_is_loaded_from_its_ow
         assert len((await t.match(t.key(8))).device_indices) == (4 if fails else 8) * page_size
 
 
-@sets
-@pages
+@everywhere
 async def test_k10_7_a_host_hit_that_is_gone_when_the_load_begins_is_a_shorter_one(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -246,8 +239,7 @@ async def test_k10_7_a_host_hit_that_is_gone_when_the_load_begins_is_a_shorter_o
         await handle.close()
 
 
-@sets
-@pytest.mark.parametrize("page_size", [4])
+@everywhere
 @pytest.mark.parametrize("with_request", [False, True], ids=["handles", "requests"])
 async def test_k10_8_fifty_who_share_a_prefix_share_one_load_of_it(
     delivery: Delivery, components: Components, page_size: int, with_request: bool
@@ -279,8 +271,7 @@ async def test_k10_8_fifty_who_share_a_prefix_share_one_load_of_it(
         t.engine.hold_no_more()
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("call", ["free", "abort"])
 @pytest.mark.parametrize("kind", [asyncio.Future, concurrent.futures.Future])
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
@@ -312,8 +303,7 @@ async def test_k10_9_pages_that_are_still_read_are_no_target_of_a_load(
         assert await loading == 8
 
 
-@sets
-@pytest.mark.parametrize("page_size", [1, 4])
+@everywhere
 async def test_k10_10_what_a_node_keeps_does_not_hold_on_to_more_than_it_is(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -343,8 +333,7 @@ async def test_k10_10_what_a_node_keeps_does_not_hold_on_to_more_than_it_is(
         assert sum(kept.values()) <= 2 * alive
 
 
-@sets
-@pages
+@everywhere
 async def test_k12_4_a_load_that_never_ends_holds_up_nobody_who_does_not_wait_for_it(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:

@@ -17,14 +17,11 @@ from radixtide.tiers.storage.base import PageKey
 from support.actors import turns, until
 from support.caches import Delivery
 from support.held_engine import TURNS_MAX
-from support.tier_config import Components, pages, sets, windowed
+from support.tier_config import Components, everywhere, with_another, with_window
 from support.tiered import Tiers, soon, tiers
 from support.troubled_store import TroubledStore
 
 PATIENT: dict[str, Any] = {"prefetch_policy": "wait_complete", "timeout_s": 60.0}
-aux = pytest.mark.parametrize(
-    "components", [("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba")], ids="+".join
-)
 
 
 def address(folder: Path) -> str:
@@ -55,9 +52,8 @@ async def began(store: TroubledStore | None, operation: str, count: int = 1) -> 
     await until(lambda: store.waiting(operation) >= count, TURNS_MAX)
 
 
-@sets
-@pages
-@pytest.mark.parametrize("held", ["exists", "get_into"])
+@everywhere
+@pytest.mark.parametrize("held", ["get_into", pytest.param("exists", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("end", ["close", "block", "abort", "cancel"])
 async def test_k11_1_a_prefetch_that_is_given_up_gives_all_its_host_slots_back(
     delivery: Delivery, components: Components, page_size: int, held: str, end: str, tmp_path: Path
@@ -103,8 +99,7 @@ async def test_k11_1_a_prefetch_that_is_given_up_gives_all_its_host_slots_back(
         assert await t.load(t.key(8)) == 8
 
 
-@sets
-@pages
+@everywhere
 async def test_k11_2_of_eight_asked_for_four_are_there_and_the_rest_is_given_back_once(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -123,8 +118,7 @@ async def test_k11_2_of_eight_asked_for_four_are_there_and_the_rest_is_given_bac
         assert await t.load(t.key(8)) == 4
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("policy", ["best_effort", "timeout"])
 @pytest.mark.parametrize("lost", [False, True], ids=["late", "lost"])
 async def test_k11_2_what_arrives_after_the_end_changes_nothing(
@@ -164,8 +158,7 @@ async def test_k11_2_what_arrives_after_the_end_changes_nothing(
             await again.wait()
 
 
-@aux
-@pages
+@with_another
 @pytest.mark.parametrize("when", ["absent", "lost"])
 async def test_k11_4_only_as_much_is_published_as_all_components_have(
     delivery: Delivery, components: Components, page_size: int, when: str, tmp_path: Path
@@ -199,8 +192,7 @@ async def test_k11_4_only_as_much_is_published_as_all_components_have(
         assert await t.load(t.key(4)) == brought
 
 
-@sets
-@pages
+@everywhere
 async def test_k11_5_with_little_room_on_the_host_key_and_slots_get_shorter_together(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -231,8 +223,7 @@ async def test_k11_5_with_little_room_on_the_host_key_and_slots_get_shorter_toge
         assert await t.load(t.key(8)) == brought
 
 
-@sets
-@pages
+@everywhere
 async def test_k11_6_waiting_for_all_waits_before_anything_is_known_too(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -254,8 +245,7 @@ async def test_k11_6_waiting_for_all_waits_before_anything_is_known_too(
             assert await waiting == 8 * page_size
 
 
-@sets
-@pytest.mark.parametrize("page_size", [1, 16])
+@everywhere
 @pytest.mark.parametrize("policy", ["best_effort", "timeout"])
 @pytest.mark.parametrize("held", ["exists", "get_into"])
 async def test_k11_7_the_deadline_ends_the_wait_whatever_is_still_pending(
@@ -287,8 +277,7 @@ async def test_k11_7_the_deadline_ends_the_wait_whatever_is_still_pending(
         await fetch.close()
 
 
-@windowed
-@pages
+@with_window
 async def test_k11_7_a_window_that_is_late_shortens_the_hit_and_not_the_patience(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -318,8 +307,7 @@ async def test_k11_7_a_window_that_is_late_shortens_the_hit_and_not_the_patience
         await fetch.close()
 
 
-@sets
-@pages
+@everywhere
 async def test_k11_8_the_end_of_a_prefetch_is_noticed_without_another_call(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -338,8 +326,7 @@ async def test_k11_8_the_end_of_a_prefetch_is_noticed_without_another_call(
         assert pool.size - pool.free == 8 * page_size
 
 
-@sets
-@pages
+@everywhere
 async def test_k2_a_node_that_is_split_while_a_fetch_hangs_on_to_it(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:
@@ -366,8 +353,7 @@ async def test_k2_a_node_that_is_split_while_a_fetch_hangs_on_to_it(
         assert await t.load(t.key(8)) == 8
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("longer", [False, True], ids=["the same", "more"])
 async def test_k11_what_is_inserted_while_it_is_fetched_is_not_there_twice(
     delivery: Delivery, components: Components, page_size: int, longer: bool, tmp_path: Path
@@ -392,8 +378,7 @@ async def test_k11_what_is_inserted_while_it_is_fetched_is_not_there_twice(
         assert pool.size - pool.free <= 12 * page_size
 
 
-@sets
-@pages
+@everywhere
 async def test_k12_4_nobody_waits_for_a_store_that_never_answers(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:

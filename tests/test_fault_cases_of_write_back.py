@@ -12,7 +12,7 @@ import pytest
 
 from support.actors import turns
 from support.caches import Delivery
-from support.tier_config import Components, pages, policies, sets, windowed
+from support.tier_config import Components, everywhere, policies, with_window
 from support.tiered import Tiers, soon, tiers
 
 
@@ -27,8 +27,7 @@ def parents_first(t: Tiers) -> None:
             depth = max(depth, end)
 
 
-@windowed
-@pages
+@with_window
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 @pytest.mark.parametrize("live", [4, 3, 1])
 async def test_k9_1_a_node_below_a_tombstone_is_backed_up_behind_it_and_found_on_the_host(
@@ -57,8 +56,7 @@ async def test_k9_1_a_node_below_a_tombstone_is_backed_up_behind_it_and_found_on
         assert await t.load(t.key(8)) == 8
 
 
-@sets
-@pages
+@everywhere
 @policies
 @pytest.mark.parametrize("how", ["late", "copied"])
 async def test_k9_4_a_backup_never_takes_the_host_pages_that_another_is_filling(
@@ -91,8 +89,7 @@ async def test_k9_4_a_backup_never_takes_the_host_pages_that_another_is_filling(
         assert sum([await t.load(first), await t.load(second)]) == 4
 
 
-@sets
-@pages
+@everywhere
 async def test_k9_4_one_sweep_over_many_leaves_is_exact_on_both_tiers(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -121,8 +118,7 @@ async def test_k9_4_one_sweep_over_many_leaves_is_exact_on_both_tiers(
             await t.load(wanted)
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("call", ["evict", "allocate"])
 async def test_k9_4_who_waits_for_a_backup_is_served_in_order_and_can_leave(
     delivery: Delivery, components: Components, page_size: int, call: str

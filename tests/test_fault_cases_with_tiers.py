@@ -18,12 +18,18 @@ from radixtide import (
 from support.actors import turns
 from support.caches import Delivery
 from support.marks import key_marks
-from support.tier_config import Components, pages, policies, sets, windowed
+from support.tier_config import (
+    SETS,
+    Components,
+    everywhere,
+    policies,
+    spread,
+    with_state,
+    with_window,
+)
 from support.tiered import Tiers, soon, tiers
 
-stateful = pytest.mark.parametrize(
-    "components", [("full", "mamba"), ("full", "swa", "mamba")], ids="+".join
-)
+with_pairs = spread([("direct", SETS[0], 1), ("queued", SETS[1], 4)], SETS[:2])
 
 
 async def locked(t: Tiers, wanted: Any) -> Any:
@@ -44,8 +50,7 @@ async def swa_only_on_host(t: Tiers) -> None:
     assert await t.hit(t.key(8)) == (4, 4)
 
 
-@windowed
-@pages
+@with_window
 async def test_k1_3_an_early_release_over_a_window_that_was_loaded_since_is_its_own_only(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -71,8 +76,7 @@ async def test_k1_3_an_early_release_over_a_window_that_was_loaded_since_is_its_
         assert (await t.pool("swa", "device")).protected == 0
 
 
-@sets
-@pages
+@everywhere
 @policies
 @pytest.mark.parametrize("fails", [False, True], ids=["done", "failed"])
 async def test_k1_9_the_end_of_a_backup_releases_what_the_backup_held_and_nothing_else(
@@ -108,8 +112,7 @@ async def test_k1_9_the_end_of_a_backup_releases_what_the_backup_held_and_nothin
         assert pool.protected == 0
 
 
-@windowed
-@pages
+@with_window
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
 async def test_k3_9_a_window_that_goes_before_the_rest_leaves_a_shorter_hit_or_comes_back_whole(
     delivery: Delivery, components: Components, page_size: int, policy: str
@@ -133,8 +136,7 @@ async def test_k3_9_a_window_that_goes_before_the_rest_leaves_a_shorter_hit_or_c
         assert await t.load(t.key(8)) == host
 
 
-@stateful
-@pages
+@with_state
 async def test_k4_4_a_state_that_finds_no_slot_while_others_are_backed_up_is_not_kept(
     delivery: Delivery, components: Components, page_size: int
 ) -> None:
@@ -159,8 +161,7 @@ async def test_k4_4_a_state_that_finds_no_slot_while_others_are_backed_up_is_not
             assert sum(await t.hit(t.key(t.span(4, at)))) == 4
 
 
-@sets
-@pages
+@everywhere
 @policies
 async def test_k4_6_a_node_with_a_host_copy_stays_when_its_device_copy_goes(
     delivery: Delivery, components: Components, page_size: int, policy: str
@@ -182,8 +183,7 @@ async def test_k4_6_a_node_with_a_host_copy_stays_when_its_device_copy_goes(
         assert await t.count("demoted_nodes") > 0
 
 
-@sets
-@pages
+@everywhere
 @policies
 async def test_k5_7_with_both_tiers_full_an_allocation_leaves_exact_sums_on_both(
     delivery: Delivery, components: Components, page_size: int, policy: str
@@ -212,8 +212,7 @@ async def test_k5_7_with_both_tiers_full_an_allocation_leaves_exact_sums_on_both
             await t.cache.allocate(AllocateParams(num_tokens=5 * page_size))
 
 
-@sets
-@pages
+@everywhere
 @policies
 async def test_k5_8_what_is_brought_back_is_never_the_victim_of_its_own_room(
     delivery: Delivery, components: Components, page_size: int, policy: str
@@ -234,8 +233,7 @@ async def test_k5_8_what_is_brought_back_is_never_the_victim_of_its_own_room(
                 await t.settle()
 
 
-@sets
-@pages
+@everywhere
 @pytest.mark.parametrize("end", ["close", "abort", "finish"])
 async def test_k5_9_pages_that_a_copy_still_fills_are_nobody_elses(
     delivery: Delivery, components: Components, page_size: int, end: str
@@ -276,8 +274,7 @@ async def test_k5_9_pages_that_a_copy_still_fills_are_nobody_elses(
         await t.cache.free(given.indices)
 
 
-@pages
-@pytest.mark.parametrize("components", [("full",), ("full", "swa")], ids="+".join)
+@with_pairs
 async def test_k7_5_every_tier_names_pairs_as_the_tree_does(
     delivery: Delivery, components: Components, page_size: int, tmp_path: Path
 ) -> None:

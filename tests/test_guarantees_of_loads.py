@@ -190,7 +190,7 @@ async def test_g107_a_layer_may_be_read_when_its_wait_returns(delivery: Delivery
             assert (numbers.reshape(len(numbers), -1).numpy() == expected).all()
 
 
-async def test_g108_a_cancelled_load_leaves_what_there_was(delivery: Delivery) -> None:
+async def test_g108_a_cancelled_load_leaves_what_there_was() -> None:
     for steps in range(6):
         async with tiers("queued", page_size=4) as t:
             await on_host(t, 4, 8)

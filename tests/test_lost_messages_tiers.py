@@ -7,7 +7,7 @@ import pytest
 from radixtide.actors import system as system_module
 from radixtide.actors.tier_messages import CopyDone
 from support.caches import Delivery, coordinator_of, settled, system_of
-from support.interceptors import Chooser, Delay, DropFirst, DropReply, Duplicate, DuplicateReply
+from support.interceptors import Delay, DropFirst, DropReply, Duplicate, DuplicateReply
 from support.tier_cases import CASES
 from support.tier_config import SETS, Components
 from support.tier_crashes import Plant, TierCase, run
@@ -42,7 +42,7 @@ def once(plant: Faults) -> Plant:
 
 
 @every
-@faults
+@pytest.mark.parametrize("plant", [DropFirst, Duplicate, Delay])
 async def test_a_message_of_a_transfer_acts_once_whatever_becomes_of_it(
     case: TierCase, plant: Faults
 ) -> None:

@@ -181,7 +181,12 @@ async def _(t: Tiers) -> Call:
 async def _(t: Tiers) -> Call:
     await t.put(t.key(4))
     await t.settle()
-    return lambda: t.cache.prefetch(t.key(4))
+
+    async def call() -> None:
+        async with await t.cache.prefetch(t.key(4)):
+            pass
+
+    return call
 
 
 @situation("prefetch", "storage has it, and the fetch", **STORED)
@@ -189,8 +194,8 @@ async def _(t: Tiers) -> Call:
     await in_storage(t, 4)
 
     async def call() -> None:
-        fetch = await t.cache.prefetch(t.key(4))
-        await fetch.wait()
+        async with await t.cache.prefetch(t.key(4)) as fetch:
+            await fetch.wait()
 
     return call
 
@@ -201,8 +206,8 @@ async def _(t: Tiers) -> Call:
     await t.settle()
 
     async def call() -> None:
-        await t.cache.prefetch(t.key(4))
-        await idle(t)
+        async with await t.cache.prefetch(t.key(4)):
+            await idle(t)
 
     return call
 

@@ -107,6 +107,19 @@ def run_ranks(
     return [json.loads(file.read_text()) if file.exists() else {} for file in files]
 
 
+def difference(one: Any, other: Any, where: str = "") -> str:
+    """Return where two reports differ first; empty where they are the same."""
+    if type(one) is type(other) and isinstance(one, dict):
+        keys = {**one, **other}
+        parts = [(f"{where}[{key!r}]", one.get(key), other.get(key)) for key in keys]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        parts = [(f"{where}[{at}]", *pair) for at, pair in enumerate(zip(one, other, strict=True))]
+    else:
+        return "" if one == other else f"{where}: {one!r} and {other!r}"
+    found = (difference(mine, its, place) for place, mine, its in parts)
+    return next((text for text in found if text), "")
+
+
 def main(arguments: str) -> None:
     """Be one rank."""
     scenarios, number, ranks, folder, options = json.loads(arguments)

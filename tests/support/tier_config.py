@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
@@ -22,14 +23,49 @@ from radixtide.configs.schema import (
 )
 from support.caches import Delivery
 
-SETS: Final = (("full",), ("full", "swa"), ("full", "mamba"), ("full", "swa", "mamba"))
-sets = pytest.mark.parametrize("components", SETS, ids="+".join)
-windowed = pytest.mark.parametrize("components", SETS[1::2], ids="+".join)
-pages = pytest.mark.parametrize("page_size", [1, 4, 16])
+Components = tuple[str, ...]
+
+DELIVERIES: Final[tuple[Delivery, ...]] = ("direct", "queued")
+SETS: Final[tuple[Components, ...]] = (
+    ("full",),
+    ("full", "swa"),
+    ("full", "mamba"),
+    ("full", "swa", "mamba"),
+)
+PAGES: Final = (1, 4, 16)
+
+
+def spread(
+    chosen: Sequence[tuple[Delivery, Components, int]], sets: Sequence[Components] = SETS
+) -> pytest.MarkDecorator:
+    """Run a test over `chosen`, and nightly over all deliveries, components and page sizes."""
+    every = [(mode, one, page) for mode in DELIVERIES for one in sets for page in PAGES]
+    return pytest.mark.parametrize(
+        ("delivery", "components", "page_size"),
+        [
+            pytest.param(*case, marks=[] if case in chosen else [pytest.mark.nightly])
+            for case in sorted(every, key=lambda case: case not in chosen)
+        ],
+        ids=lambda part: "+".join(part) if isinstance(part, tuple) else str(part),
+    )
+
+
+everywhere = spread(
+    [
+        ("direct", SETS[0], 1),
+        ("queued", SETS[1], 4),
+        ("direct", SETS[2], 16),
+        ("queued", SETS[3], 4),
+    ]
+)
+with_window = spread([("direct", SETS[1], 1), ("queued", SETS[3], 4)], SETS[1::2])
+with_state = spread([("direct", SETS[2], 1), ("queued", SETS[3], 4)], SETS[2:])
+with_another = spread(
+    [("direct", SETS[1], 1), ("queued", SETS[2], 4), ("direct", SETS[3], 4)], SETS[1:]
+)
 policies = pytest.mark.parametrize(
     "policy", ["write_through", "write_through_selective", "write_back"]
 )
-Components = tuple[str, ...]
 
 
 def tier_config(

@@ -139,6 +139,11 @@ async def disturbed(case: TierCase, components: Components, fault: Chooser, cost
         return where
 
 
+def every_one(kind: str, actor: str, before: int) -> bool:
+    """Return that each message gets a fault."""
+    return True
+
+
 async def run(
     case: TierCase,
     components: Components,

@@ -141,6 +141,7 @@ class TierWalk(Serving):
         for live in list(self.live):
             if live in self.live:
                 await self.check_live(live)
+        await self.check_stored()
 
     async def clean_up(self, dice: random.Random) -> None:
         """Give everything back and reset."""
@@ -189,8 +190,9 @@ class TierWalk(Serving):
             await self._let_go()
             await self.finish_all(dice)
             await self.rest()
-            if not (self.going or self.live or self.loads or self.fetches or self.receipts):
-                break
+            if not (self.going or self.live or self.loads or self.fetches):
+                if not (self.receipts or self.loose or self.loose_states or self.pins):
+                    break
         assert not self.going, [one.name for one in self.going]
         for store in self.stores:
             store.release()

@@ -321,9 +321,7 @@ class Ground:
         """Return a key of these tokens."""
         return RadixKey(list(tokens), *namespace, self.setup.bigram)
 
-    def remember(
-        self, namespace: tuple[str | None, str | None], tokens: tuple[int, ...]
-    ) -> None:
+    def remember(self, namespace: tuple[str | None, str | None], tokens: tuple[int, ...]) -> None:
         """Let a key be chosen again."""
         self.recent = [*self.recent[-9:], (namespace, tokens)]
 

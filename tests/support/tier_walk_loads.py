@@ -16,7 +16,9 @@ from radixtide.actors.tier_handles import LoadBack, Prefetch
 from radixtide.components.api import MatchResult
 from radixtide.configs.errors import Busy
 from radixtide.configs.schema import StorageConfig
+from radixtide.tiers.storage.base import PageKey
 from radixtide.tree.key import RadixKey
+from radixtide.tree.node import HASH_BYTES, IN_STORAGE
 from support.caches import state_of
 from support.marks import key_marks
 from support.seams import host_pools
@@ -25,7 +27,6 @@ from support.tier_walk_device import OnDevice
 
 LOADS = 5
 FETCHES = 5
-SLOW = ("flush", "switch_storage")
 
 
 @dataclass(eq=False)
@@ -126,6 +127,8 @@ class BetweenTiers(OnDevice):
 
     async def close_load(self, load: Load) -> None:
         """Close a load of nobody."""
+        if load.closed:
+            return
         load.closed = True
         self.loads.remove(load)
         if load.over:
@@ -216,7 +219,7 @@ class BetweenTiers(OnDevice):
     async def finish_all(self, dice: random.Random) -> None:
         """Let everything come to its end."""
         self.say("finish all")
-        for _ in range(300):
+        for _ in range(3000):
             for job in self.engine.held():
                 self.engine.release([job])
                 await self.rest_inside()
@@ -224,17 +227,18 @@ class BetweenTiers(OnDevice):
                 store.fails.clear()
                 store.release()
             await self.rest_inside()
-            if not self.engine.waiting and not any(store.gated for store in self.stores):
+            # A storage is closed in a thread of its own.
+            detaching = any(one.name == "switch_storage" for one in self.going)
+            if detaching and not self.engine.waiting:
+                time.sleep(1e-3)
+            busy = self.engine.waiting or any(store.gated for store in self.stores)
+            if not busy and not detaching:
                 break
         else:
             raise AssertionError("there is no end of transfers")
         if self.store is not None:
             self.store.hold("exists", "get_into", "put_from")
         me = asyncio.current_task()
-        patience = time.perf_counter() + 5.0
-        # Storage is opened, emptied and closed in threads of its own.
-        while any(one.name in SLOW for one in self.going) and time.perf_counter() < patience:
-            await self.rest_inside()
         stuck = [one.name for one in self.going if one.task is not me]
         left = [job for job in self.tiers.jobs if not job.attempts]
         assert not left, f"transfers that nobody ends: {left}"
@@ -262,17 +266,35 @@ class BetweenTiers(OnDevice):
         self.say(f"advance {seconds}")
         self.loop.now += seconds
 
+    async def check_stored(self) -> None:
+        """Assert that what is said to be in storage is there; a damaged page is not kept there."""
+        jobs, store = self.cache.storage_jobs, self.store
+        if jobs is None or store is None or self.setup.damage or self.inside:
+            return
+        nodes = [node for node in state_of(self.cache).tree if node.tiers & IN_STORAGE]
+        keys = [
+            PageKey(f"{node.hashes[at : at + HASH_BYTES].hex()}-{jobs.identity}", None, "full")
+            for node in nodes
+            for at in range(0, len(node.hashes), HASH_BYTES)
+        ]
+        there = await store.inner.exists(keys)
+        assert all(there), f"said to be in storage, and are not: {there.count(False)} pages"
+
     # -- whole tiers ---------------------------------------------------------------------------------
 
     async def flush(self, dice: random.Random) -> None:
         """Drop what is on a tier."""
         tier = dice.choice(("device", "host", "host", "storage"))
         self.say(f"flush {tier}")
+        # The storage is emptied in a thread; nothing here waits for what the walk holds.
+        self.inside += 1
         try:
             await self.cache.flush(tier)
         except Busy:
             assert tier != "device"
             self.met["busy"] += 1
+        finally:
+            self.inside -= 1
 
     async def switch_storage(self, dice: random.Random) -> None:
         """Detach the storage, or attach an empty one."""
@@ -281,7 +303,11 @@ class BetweenTiers(OnDevice):
         if self.cache.storage_jobs is None:
             self.say("attach")
             fields = self.setup.storage_fields()
-            await self.cache.attach_storage(StorageConfig(url="memory:", **fields))
+            self.inside += 1
+            try:
+                await self.cache.attach_storage(StorageConfig(url="memory:", **fields))
+            finally:
+                self.inside -= 1
             from support.seams import trouble_store
 
             self.t.store = trouble_store(self.cache)
@@ -301,9 +327,7 @@ class BetweenTiers(OnDevice):
             salt = dice.randrange(1000)
             which = dice.choice(("refuses", "loses", "lies"))
             self.say(f"storage {which} {share}")
-            setattr(
-                store, which, lambda key: hash((key.name, salt)) % 10 < share
-            )
+            setattr(store, which, lambda key: hash((key.name, salt)) % 10 < share)
             return
         victims = [
             (part.name, int(slot))

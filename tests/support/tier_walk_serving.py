@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from radixtide import AllocateParams, Request
-from radixtide.configs.errors import InvalidInput, InvalidRequest, OutOfSlots
+from radixtide.configs.errors import InvalidInput, InvalidRequest, OutOfSlots, SlotError
 from radixtide.tree.key import RadixKey
 from support.caches import state_of
 from support.marks import MarkArray, key_marks
@@ -171,7 +171,8 @@ class Serving(BetweenTiers):
             self.t.marks.check("mamba", torch.tensor([slot]), mark)
         protected = req.cache_protected_len
         own = torch.tensor(live.own, dtype=torch.int64)
-        fitting = max(min(len(own), len(marks) - protected), 0)
+        # Where units are pairs, the last token with a slot has no unit yet.
+        fitting = max(min(len(own) - self.setup.bigram, len(marks) - protected), 0)
         self.t.marks.check("full", own[:fitting], marks[protected : protected + fitting])
         if self.loading(live) or self.spoiled(live) or live.busy:
             return
@@ -279,7 +280,7 @@ class Serving(BetweenTiers):
         self.say(f"chunk {req.rid} at {committed} insert={is_insert} from {before}")
         try:
             result = await self.cache.cache_unfinished_req(req, True, is_insert)
-        except InvalidRequest:
+        except (InvalidRequest, SlotError):
             # Its load failed, so it has less than it said.
             assert shrinks, "refused"
             return
@@ -315,7 +316,7 @@ class Serving(BetweenTiers):
         self.say(f"finish {req.rid} at {committed} insert={is_insert}")
         try:
             result = await self.cache.cache_finished_req(req, is_insert)
-        except InvalidRequest:
+        except (InvalidRequest, SlotError):
             assert shrinks, "refused"
             return
         finally:

@@ -123,6 +123,9 @@ class StorageBackend(ABC):
 
     kind: str
 
+    def check(self) -> None:  # noqa: B027  # most stores can always be tried
+        """Raise ConfigError where opening can not succeed, however often it is tried. No I/O."""
+
     @abstractmethod
     async def open(self) -> None:
         """Connect, or open the files. May be called again after it failed."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from radixtide.configs.errors import ConfigError
 from radixtide.tiers.storage.base import PageKey, StorageFailed, copy_bytes, extra
 from radixtide.tiers.storage.frame import BadFrame, read_head, seal, verify
 from radixtide.tiers.storage.lmdb_books import (
@@ -41,6 +42,8 @@ READERS_MAX: Final = 512
 ROOM_STEP: Final = 2**26
 """Bytes that one transaction evicts at most while a store is brought below its limit."""
 
+_OPEN_HERE: Final[set[str]] = set()
+"""Directories that this process has open: LMDB can not open one twice."""
 _NO_PAGES: Final = "MDB_MAP_FULL"
 _NO_SPACE: Final = "No space left"
 """How the library's errors name a map without room, and a disk."""
@@ -82,6 +85,18 @@ class LmdbStore(ThreadedBackend):
         self._touched: deque[bytes] = deque(maxlen=TOUCHED_MAX)
 
     @property
+    def _place(self) -> str:
+        return str(self.path.resolve())
+
+    def check(self) -> None:
+        """Raise ConfigError when this process has the directory open already."""
+        if self._environment is None and self._place in _OPEN_HERE:
+            raise ConfigError(
+                f"storage.url: lmdb:{self.path} is open in this process already; several processes "
+                "can share a directory, the caches of one process need one each"
+            )
+
+    @property
     def _env(self) -> lmdb.Environment:
         assert self._environment is not None
         return self._environment
@@ -107,6 +122,7 @@ class LmdbStore(ThreadedBackend):
             env.close()
             raise StorageFailed(f"lmdb: {self.path}: {error}") from error
         self._environment = env
+        _OPEN_HERE.add(self._place)
         while self.max_bytes and self._totals.size > self.max_bytes:
             if not self._make_room(min(self._totals.size - self.max_bytes, ROOM_STEP)):
                 break
@@ -370,6 +386,7 @@ class LmdbStore(ThreadedBackend):
                 self._note_touched(txn)
         self._env.close()
         self._environment = None
+        _OPEN_HERE.discard(self._place)
 
 
 def _bytes(key: PageKey) -> bytes:
