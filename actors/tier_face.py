@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import anyio
 
@@ -132,16 +133,19 @@ class TieredCache(CacheLife):
         self._setting = True
         seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
         # Once begun it is carried out, whoever still waits for it.
-        await asyncio.shield(self._open_system().own(self._detach(seconds)))
+        task = self._open_system().own(self._detach())
+        if not (await asyncio.wait((task,), timeout=seconds))[0]:
+            raise CallTimeout(
+                f"the storage was not detached within {seconds:g} s; it is still carried out"
+            )
+        await task
 
-    async def _detach(self, seconds: float) -> None:
+    async def _detach(self) -> None:
         storage = self.storage_jobs
         try:
             while self.storage_jobs is storage:
-                try:
-                    await self._give(SetStorage(None, None), seconds)
-                except CallTimeout:
-                    await self.drain(seconds)
+                with contextlib.suppress(CallTimeout):
+                    await self._give(SetStorage(None, None), None)
             if storage is not None:
                 await storage.close()
         finally:

@@ -90,7 +90,7 @@ class HitCurve(msgspec.Struct, frozen=True):
 
     ``blocks``: blocks of all prompts. ``distinct``: different ones, each with all before it.
     ``within``: int64, hits of a cache of so many blocks, shape (deepest hit + 1,).
-    ``requests``, ``tokens``: prompts, and tokens of their blocks. ``block``: tokens of a block.
+    ``requests``: prompts. ``block``: tokens of a block.
     """
 
     blocks: int

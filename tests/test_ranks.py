@@ -15,47 +15,42 @@ PLACE = "support.rank_scenarios"
 def same_on_both(scenario: str, folder: Path, **options: Any) -> list[Any]:
     """Run a scenario on two ranks; they must report the same, which is returned."""
     name = f"{PLACE}:{scenario}"
-    first, second = run_ranks([name], folder, timeout_s=110.0, **options)
+    first, second = run_ranks(
+        [name], folder, timeout_s=1000.0 if options["walks"][0]["steps"] > 50 else 110.0, **options
+    )
     reports: list[Any] = first[name]
     assert not difference(reports, second[name])
     return reports
 
 
-WALKS = [
-    (("full",), "write_through", True, False),
-    (("full", "swa"), "write_back", False, True),
-    (("full", "mamba"), "write_through_selective", True, True),
-    (("full", "swa", "mamba"), "write_through", True, True),
-    (("full", "swa", "mamba"), "write_back", True, False),
-]
+def walks(*, steps: int) -> list[dict[str, Any]]:
+    """Return what is walked: each set of components that has one more thing that can differ."""
+    kinds = [
+        (("full", "swa"), "write_back", True),
+        (("full", "mamba"), "write_through_selective", False),
+        (("full", "swa", "mamba"), "write_through", True),
+    ]
+    return [
+        {"components": list(components), "policy": policy, "stored": stored, "steps": steps}
+        for components, policy, stored in kinds
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("components", "policy", "stored", "failing"), WALKS, ids=str)
 def test_two_ranks_with_different_timing_have_the_same_tree_after_every_step(
-    tmp_path: Path, components: tuple[str, ...], policy: str, stored: bool, failing: bool
+    tmp_path: Path,
 ) -> None:
-    reports = same_on_both(
-        "many_calls",
-        tmp_path,
-        components=list(components),
-        policy=policy,
-        stored=stored,
-        failing=failing,
-        seed=len(policy) + len(components),
-        steps=40,
-    )
-    assert len(reports) == 41
-    counters = reports[-1][-1]
-    assert counters["backup_units"] > 0
-    assert counters["load_units"] > 0
+    told = walks(steps=24)
+    reports = same_on_both("many_calls", tmp_path, seed=7, failing=True, walks=told)
+    assert len(reports) == 25 * len(told)
+    for at in range(len(told)):
+        counters = reports[25 * at + 24][-1]
+        assert counters["backup_units"] > 0
+        assert counters["load_units"] > 0
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("failing", [True, False])
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize(("components", "policy", "stored", "failing"), WALKS, ids=str)
-def test_two_ranks_on_longer_walks(
-    tmp_path: Path, components: tuple[str, ...], policy: str, stored: bool, failing: bool, seed: int
-) -> None:
-    options = {"policy": policy, "stored": stored, "failing": failing, "seed": seed, "steps": 150}
-    same_on_both("many_calls", tmp_path, components=list(components), **options)
+def test_two_ranks_on_longer_walks(tmp_path: Path, seed: int, failing: bool) -> None:
+    same_on_both("many_calls", tmp_path, seed=seed, failing=failing, walks=walks(steps=100))

@@ -115,19 +115,25 @@ async def on_rank(rank: Rank, **fields: Any) -> AsyncGenerator[OnRank, None]:
 
 async def many_calls(rank: Rank) -> None:
     """Walk: the same calls on each rank, each in its own rhythm, failures on one rank only."""
-    options = rank.options
-    dice = random.Random(options["seed"])
+    for number, walk in enumerate(rank.options["walks"]):
+        await one_walk(rank, number, **walk)
+
+
+async def one_walk(
+    rank: Rank, number: int, *, components: list[str], policy: str, stored: bool, steps: int
+) -> None:
+    """Take one of the walks."""
+    dice = random.Random(f"{rank.options['seed']} {number}")
     fields: dict[str, Any] = {"host_pages": 20, "host_swa_pages": 16, "host_states": 6}
-    fields |= {"pages": 24, "states": 10}
-    fields |= {"components": tuple(options["components"]), "policy": options["policy"]}
-    async with on_rank(rank, stored=options.get("stored", False), **fields) as one:
+    fields |= {"pages": 24, "states": 10, "components": tuple(components), "policy": policy}
+    async with on_rank(rank, stored=stored, **fields) as one:
         t = one.t
         receipts: list[LockReceipt] = []
-        for number in range(options["steps"]):
-            move = dice.choice(("put", "put", "put", "match", "load", "evict", "lock", "unlock"))
-            if options.get("stored") and not dice.randrange(5):
-                move = "fetch"
-            prompt = t.key(t.span(1 + dice.randrange(6), 100 * dice.randrange(5)))
+        for _ in range(steps):
+            moves = ["put", "put", "match", "load", "load", "evict", "lock", "unlock"]
+            move = dice.choice([*moves, "fetch"] if stored else moves)
+            which = dice.randrange(4)
+            prompt = t.key(t.span(2 + 2 * (which % 3), 100 * which))
             answer: Any = None
             if move == "put":
                 try:
@@ -146,7 +152,7 @@ async def many_calls(rank: Rank) -> None:
                 answer = await one.call(fetch.wait())
                 await one.call(fetch.close())
             elif move == "evict":
-                pages = dice.choice((1, 4, 10**6))
+                pages = dice.choice((4, 10**6))
                 await one.call(t.evict(full=pages, swa=pages if t.has("swa") else 0))
             elif move == "lock" and len(receipts) < 3:
                 receipt = (await one.call(t.match(prompt, lock=True))).receipt
@@ -155,7 +161,7 @@ async def many_calls(rank: Rank) -> None:
                 await one.call(t.cache.dec_lock_ref(receipts.pop(dice.randrange(len(receipts)))))
             await one.step()
             await t.sound()
-            await one.report(f"{number} {move}", answer)
+            await one.report(move, answer)
         for receipt in receipts:
             await one.call(t.cache.dec_lock_ref(receipt))
         t.engine.hold_no_more()

@@ -16,9 +16,11 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from support.caches import assert_nothing_held, system_of
-from support.tier_walk_base import FOR_EVER, TierSetup
 from support.tier_walk_serving import Serving
+from support.tier_walk_setup import TierSetup
 
 SAME = 20
 """Letters of what is said that two failures of one cause share."""
@@ -110,7 +112,7 @@ class TierWalk(Serving):
 
         self.loop.set_exception_handler(lambda loop, context: None)
         try:
-            self.loop.run_until_complete(asyncio.wait_for(leave(), None))
+            self.loop.run_until_complete(leave())
             self.cache._system = None
         finally:
             for task in asyncio.all_tasks(self.loop):
@@ -150,13 +152,19 @@ class TierWalk(Serving):
         self.say("clean up")
         await self._let_go()
         await self.finish_all(dice)
-        if not self.alone or self.live or self.loads:
+        if self.holds or len(self.going) > 1:
             return
         await self.cache.reset()
         if not self.setup.storage:
             self.known.clear()
         self.handles.clear()
         self.met["reset"] += 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether the walk holds anything."""
+        locks = len(self.live) + len(self.loads) + len(self.receipts) + len(self.pins)
+        return locks + len(self.fetches) + len(self.loose) + len(self.loose_states) > 0
 
     async def _let_go(self) -> None:
         for live in list(self.live):
@@ -177,7 +185,7 @@ class TierWalk(Serving):
         for slots, _ in self.loose:
             await self.cache.free(slots)
         for slot, _ in self.loose_states:
-            await self.cache.free(_one(slot), "mamba")
+            await self.cache.free(torch.tensor([slot]), "mamba")
         self.loose.clear()
         self.loose_states.clear()
 
@@ -190,9 +198,8 @@ class TierWalk(Serving):
             await self._let_go()
             await self.finish_all(dice)
             await self.rest()
-            if not (self.going or self.live or self.loads or self.fetches):
-                if not (self.receipts or self.loose or self.loose_states or self.pins):
-                    break
+            if not self.going and not self.holds:
+                break
         assert not self.going, [one.name for one in self.going]
         for store in self.stores:
             store.release()
@@ -213,12 +220,6 @@ class TierWalk(Serving):
     async def _whole(self, tier: str) -> None:
         for name, pools in (await self.cache.stats()).pools.items():
             assert pools[tier].free == pools[tier].size, (name, tier, pools[tier])
-
-
-def _one(slot: int) -> Any:
-    import torch
-
-    return torch.tensor([slot])
 
 
 def replay(setup: TierSetup, seed: int, numbers: Iterable[int]) -> Counter[str]:
@@ -278,4 +279,4 @@ def walk(setup: TierSetup, seed: int, steps: int, shrink: float = 20) -> Counter
     return made.met
 
 
-__all__ = ("FOR_EVER", "TierWalk", "replay", "shortest", "walk")
+__all__ = ("TierWalk", "replay", "shortest", "walk")

@@ -1,4 +1,4 @@
-"""A cache with tiers on a walk: its configuration, how it comes to rest, and what must hold then.
+"""A cache with tiers on a walk: how it comes to rest, and what must hold then.
 
 Everything that takes part is made to wait: copies are held until the walk lets them go, calls to
 the storage too, and the loop's clock is moved by hand. So a walk can be repeated step by step.
@@ -15,24 +15,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from radixtide import UnifiedRadixCache
 from radixtide.actors.jobs import BACKUP, FETCH, LOAD
 from radixtide.actors.tier_state import TierState
 from radixtide.configs.errors import CallTimeout, LoadFailed
-from radixtide.configs.schema import CacheConfig, LimitsConfig
 from radixtide.tiers.copy_engine import CopyJob
 from radixtide.tree.key import RadixKey
-from support.caches import Delivery, state_of, system_of
+from support.caches import state_of, system_of
 from support.driver import NAMESPACES, SteppedLoop
 from support.held_engine import How
 from support.marks import MarkArray, key_marks
 from support.seams import host_pools
 from support.tier_bytes import check_slots, expected, places
-from support.tier_config import tier_config
 from support.tier_walk_crash import OnceInAWhile
+from support.tier_walk_setup import TierSetup
 from support.tiered import Tiers
 from support.troubled_store import TroubledStore
 from support.walk import LETTERS, spell
@@ -44,80 +42,6 @@ CALM: Final = 4
 REST_S: Final = 20.0
 AT_ONCE: Final = 8
 """Calls to the storage that run at once; the others wait for these."""
-FOR_EVER: Final = 1e6
-
-
-@dataclass(frozen=True)
-class TierSetup:
-    """One configuration of a walk; its repr is a line of Python that makes it again.
-
-    Sizes in pages (of states: states), the window in units. ``storage``: whether there is one.
-    ``damage``: host pages go bad, and the storage lies. ``crashes``: actors crash.
-    ``audit_every``, ``look_every``: steps between audits, and looks at every byte.
-    """
-
-    components: tuple[str, ...] = ("full",)
-    page: int = 4
-    window: int = 8
-    pages: int = 24
-    swa_pages: int = 16
-    states: int = 9
-    host_pages: int = 40
-    host_swa_pages: int = 24
-    host_states: int = 12
-    policy: str = "write_through"
-    layout: str = "layer_first"
-    eviction: str = "lru"
-    delivery: Delivery = "direct"
-    bigram: bool = False
-    storage: bool = True
-    prefetch: str = "wait_complete"
-    quota: int = 0
-    batch: int = 8192
-    jobs: int = 64
-    damage: bool = False
-    crashes: bool = False
-    audit_every: int = 1
-    look_every: int = 7
-
-    def config(self) -> CacheConfig:
-        """Return the configuration."""
-        config = tier_config(
-            self.components,
-            page_size=self.page,
-            pages=self.pages,
-            swa_pages=self.swa_pages,
-            states=self.states,
-            host_pages=self.host_pages,
-            host_swa_pages=self.host_swa_pages,
-            host_states=self.host_states,
-            policy=self.policy,
-            eviction=self.eviction,
-            bigram=self.bigram,
-            delivery=self.delivery,
-            pins=self.pages // 4,
-            url="memory:" if self.storage else None,
-            storage=self.storage_fields(),
-            limits=LimitsConfig(call_timeout_s=FOR_EVER, restarts_max=1_000_000),
-            layout=self.layout,
-            load_back_quota=self.quota,
-            batch_units=self.batch,
-            jobs_max=self.jobs,
-        )
-        if "swa" not in self.components:
-            return config
-        return msgspec.structs.replace(config, window=self.window)
-
-    def storage_fields(self) -> dict[str, Any]:
-        """Return the fields of the storage section but for the URL."""
-        return {
-            "prefetch_policy": self.prefetch,
-            "prefetch_threshold": 0,
-            "batch_pages": 2,
-            "timeout_s": FOR_EVER,
-            "breaker_failures": 3,
-            "breaker_reset_s": 2.0,
-        }
 
 
 @dataclass(eq=False)
@@ -396,7 +320,8 @@ class Ground:
         for name, tiers in (await self.cache.stats()).pools.items():
             for tier, one in tiers.items():
                 parts = (one.free, one.evictable, one.protected, one.held, one.in_flight)
-                assert min(parts) >= 0 and sum(parts) == one.size, (name, tier, one)
+                assert min(parts) >= 0, (name, tier, one)
+                assert sum(parts) == one.size, (name, tier, one)
         actor = self.cache._tiering
         assert actor is not None
         for job in self.tiers.jobs:
@@ -429,6 +354,7 @@ class Ground:
                 good = (found == marks.page_bytes(part.name, wanted)).all(axis=1)
                 if not good.all() and self.setup.damage:
                     link = data.host_link
-                    assert link is not None and link.digests is not None
+                    assert link is not None
+                    assert link.digests is not None
                     good |= pool.digests(pages) != link.digests
                 assert good.all(), f"{place.node}, {part.name} on the host: wrong pages {~good}"

@@ -19,7 +19,8 @@ from radixtide.configs.errors import (
 )
 from radixtide.tree.key import RadixKey
 from support.marks import MarkArray, key_marks
-from support.tier_walk_base import LEFT, Ground, TierSetup
+from support.tier_walk_base import LEFT, Ground
+from support.tier_walk_setup import TierSetup
 
 RECEIPTS = 4
 LOOSE = 5
@@ -54,9 +55,10 @@ class OnDevice(Ground):
         """Match a key and check all that it says; None when the caller left."""
         alone = self.alone
         call = self.cache.match_prefix(MatchPrefixParams(key=key, **fields))
-        found: Any = await self.taken(dice, call)
-        if found is LEFT:
+        answer: Any = await self.taken(dice, call)
+        if answer is LEFT:
             return None
+        found: MatchResult = answer
         marks = key_marks(key)
         length = len(found.device_indices)
         either = length + found.host_hit_length
@@ -254,7 +256,8 @@ class OnDevice(Ground):
                 self.t.marks.write("mamba", torch.tensor([state]), marks[-1:])
             ready.set_result(None)
         done = result.inserted_len
-        assert prev <= done <= end and result.prefix_len <= done
+        assert prev <= done <= end
+        assert result.prefix_len <= done
         self.learn(key, done)
         self.handles = [*self.handles[-15:], (result.last_device_node, key, done)]
         if done < end:

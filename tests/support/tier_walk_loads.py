@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from radixtide import Request
@@ -21,9 +19,10 @@ from radixtide.tree.key import RadixKey
 from radixtide.tree.node import HASH_BYTES, IN_STORAGE
 from support.caches import state_of
 from support.marks import key_marks
-from support.seams import host_pools
-from support.tier_walk_base import LEFT, TierSetup
+from support.seams import host_pools, trouble_store
+from support.tier_walk_base import CALM, LEFT
 from support.tier_walk_device import OnDevice
+from support.tier_walk_setup import TierSetup
 
 LOADS = 5
 FETCHES = 5
@@ -230,7 +229,7 @@ class BetweenTiers(OnDevice):
             # A storage is closed in a thread of its own.
             detaching = any(one.name == "switch_storage" for one in self.going)
             if detaching and not self.engine.waiting:
-                time.sleep(1e-3)
+                self._pause(CALM + 1)
             busy = self.engine.waiting or any(store.gated for store in self.stores)
             if not busy and not detaching:
                 break
@@ -280,7 +279,7 @@ class BetweenTiers(OnDevice):
         there = await store.inner.exists(keys)
         assert all(there), f"said to be in storage, and are not: {there.count(False)} pages"
 
-    # -- whole tiers ---------------------------------------------------------------------------------
+    # -- whole tiers ---------------------------------------------------------------------------
 
     async def flush(self, dice: random.Random) -> None:
         """Drop what is on a tier."""
@@ -308,8 +307,6 @@ class BetweenTiers(OnDevice):
                 await self.cache.attach_storage(StorageConfig(url="memory:", **fields))
             finally:
                 self.inside -= 1
-            from support.seams import trouble_store
-
             self.t.store = trouble_store(self.cache)
             self.take_store()
         elif not dice.randrange(3):
@@ -351,4 +348,4 @@ class BetweenTiers(OnDevice):
         self.met["damage"] += 1
 
 
-__all__ = ("BetweenTiers", "Fetch", "Load", "msgspec")
+__all__ = ("BetweenTiers", "Fetch", "Load")

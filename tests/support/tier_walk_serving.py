@@ -13,8 +13,9 @@ from radixtide.configs.errors import InvalidInput, InvalidRequest, OutOfSlots, S
 from radixtide.tree.key import RadixKey
 from support.caches import state_of
 from support.marks import MarkArray, key_marks
-from support.tier_walk_base import LEFT, TierSetup
+from support.tier_walk_base import LEFT
 from support.tier_walk_loads import BetweenTiers, Load
+from support.tier_walk_setup import TierSetup
 
 RUNNING = 4
 STATES_OF_A_RING = 2
@@ -23,7 +24,9 @@ FINISH_LEAVES_FETCHES = True
 
 @dataclass(eq=False)
 class Live:
-    """A running request. ``own``: its own slots from what is cached on; ``busy``: a call is made.
+    """A running request.
+
+    ``own``: its own slots, from what is cached on. ``busy``: a call is made.
     ``lean``: some of its slots have none of the window's pool behind them.
 
     ``states``: what was written to which state slot of it.
@@ -129,7 +132,8 @@ class Serving(BetweenTiers):
         if found is None:
             # What a caller that left would have got is undone a little later.
             await self.rest_inside()
-            assert req.lock is None and not req.cache_protected_len
+            assert req.lock is None
+            assert not req.cache_protected_len
             return
         length = len(found.device_indices)
         if req.mamba_pool_idx is not None:
@@ -143,7 +147,7 @@ class Serving(BetweenTiers):
         if load is None:
             # As if it had never been called, a little later.
             await self.rest_inside()
-            assert req.cache_protected_len == length and req.lock is not None, before
+            assert (req.cache_protected_len, req.lock is None) == (length, False), before
             return
         live.loads.append(load)
         self.begin("watch load", self._watch(live, load))
@@ -161,7 +165,7 @@ class Serving(BetweenTiers):
         if not self.spoiled(live):
             await self.check_live(live)
 
-    # -- what a request has --------------------------------------------------------------------------
+    # -- what a request has --------------------------------------------------------------------
 
     async def check_live(self, live: Live) -> None:
         """Read all that a request has: what is cached, its own slots, its states."""
@@ -177,7 +181,8 @@ class Serving(BetweenTiers):
         if self.loading(live) or self.spoiled(live) or live.busy:
             return
         if protected:
-            assert req.prefix_indices is not None and len(req.prefix_indices) >= protected
+            assert req.prefix_indices is not None
+            assert len(req.prefix_indices) >= protected
             self.t.marks.check("full", req.prefix_indices[:protected], marks[:protected])
         if self.has("swa") and fitting:
             paired = (await self.cache.component_slots("swa", own[:fitting])).numpy()
@@ -342,7 +347,9 @@ class Serving(BetweenTiers):
     async def _gone(self, live: Live) -> None:
         self.live.remove(live)
         req = live.req
-        assert req.lock is None and req.prefix_indices is None and req.req_pool_idx is None
+        assert req.lock is None
+        assert req.prefix_indices is None
+        assert req.req_pool_idx is None
         self.loads = [load for load in self.loads if load not in live.loads]
         for load in live.loads:
             load.closed = True
