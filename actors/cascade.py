@@ -44,13 +44,13 @@ def evict_one(
     if not victims:
         return {}
     tiers = state.tiers
-    if may_wait and tiers is not None and tiers.write_back and cell is state.carrier:
-        return (yield from _evict_or_wait(state, tiers, victims))
+    if may_wait and tiers is not None and tiers.write_back:
+        return (yield from _evict_or_wait(state, tiers, cell, victims))
     return (yield from cascade(state, cell, victims))
 
 
 def _evict_or_wait(
-    state: State, tiers: TierState, victims: list[Node]
+    state: State, tiers: TierState, cell: Cell, victims: list[Node]
 ) -> Generator[Any, Any, Freed]:
     """Evict the victims with a copy on the host; have the others backed up, and raise MustWait.
 
@@ -62,7 +62,7 @@ def _evict_or_wait(
         if (not node.tiers & ON_HOST or node in tiers.again) and not node.job & FAILED
     ]
     if not missing:
-        return (yield from cascade(state, state.carrier, victims))
+        return (yield from cascade(state, cell, victims))
     # Those above one that has to stay for its copy must stay as well.
     stays: set[Node] = set()
     for node in missing:
@@ -72,13 +72,13 @@ def _evict_or_wait(
             at = at.parent
     freed: Freed = {}
     if ready := [node for node in victims if node not in stays]:
-        freed = yield from cascade(state, state.carrier, ready)
+        freed = yield from cascade(state, cell, ready)
     nodes: dict[Node, None] = {}
     for node in missing:
         nodes.update(dict.fromkeys(chain_above(node) or (node,)))
     if (yield from start_backup(state, sorted(nodes, key=lambda one: one.end))):
         raise MustWait(freed)
-    more = yield from cascade(state, state.carrier, [node for node in victims if node in stays])
+    more = yield from cascade(state, cell, [node for node in victims if node in stays])
     return {name: freed.get(name, 0) + slots for name, slots in more.items()}
 
 

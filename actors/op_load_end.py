@@ -37,7 +37,7 @@ def end_loads(state: State) -> Generator[Any, Any, None]:
 def _may_end(tiers: TierState, job: Job) -> bool:
     """Return whether no load that it builds on is under way, and no request stands on it."""
     if job.attempts:
-        return not any(record.failed and record.rid for record in _users(tiers, job))
+        return not any(record.gone_on for record in _users(tiers, job))
     for node in job.nodes:
         for at in (node, node.parent):
             if at is not None and any(
@@ -115,8 +115,8 @@ def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, An
         entry = None if record.rid is None else state.ledger.by_rid(record.rid)
         if held is None and entry is None:
             continue
-        if entry is not None and (held is None or entry.allocated):
-            entry.spoiled = True
+        if entry is not None and (held is None or _has_gone_on(state, entry)):
+            entry.spoiled = record.gone_on = True
             gone_on = True
             continue
         assert held is not None
@@ -132,6 +132,14 @@ def _above(node: Node, length: int) -> Node:
     return at
 
 
+def _has_gone_on(state: State, entry: Entry) -> bool:
+    """Return whether a request has slots past what it has locked, here or in its row alone."""
+    if entry.allocated or entry.row_index is None:
+        return bool(entry.allocated)
+    row = state.rows.array[entry.row_index]
+    return entry.protected < len(row) and int(row[entry.protected]) >= 0
+
+
 def _move_lock(
     state: State, record: LoadRecord, held: LiveReceipt, entry: Entry | None, node: Node
 ) -> Generator[Any, Any, None]:
@@ -144,6 +152,9 @@ def _move_lock(
     held.node, held.records = node, fresh
     record.node = node
     if entry is not None:
+        if entry.row_index is not None:
+            # Nothing may take these for slots that the request has.
+            state.rows.array[entry.row_index, node.end : entry.protected] = -1
         entry.node = node
         entry.protected = node.end
         req = entry.req

@@ -80,9 +80,9 @@ class Progress:
         if tiers is None or self.spoiled or not tiers.loads:
             return False
         return any(
-            number in tiers.jobs.jobs
+            (job := tiers.jobs.get(number)) is not None and not job.attempts
             for record in tiers.loads.values()
-            if record.rid == self.req.rid
+            if record.rid == self.req.rid and not record.failed
             for number in record.jobs
         )
 

@@ -20,6 +20,7 @@ from radixtide.actors.jobs import BACKUP, FETCH, LOAD, STORE, Job
 from radixtide.actors.op_evict import drop_pin
 from radixtide.actors.op_fetch import stop_fetch
 from radixtide.actors.op_tiers import end_what_is_over
+from radixtide.actors.pins import Pin
 from radixtide.actors.state import State
 from radixtide.actors.tier_messages import CopyDone, FetchDone, Found, StoreDone
 from radixtide.actors.tier_state import TierState
@@ -54,6 +55,16 @@ def _of_kind(tiers: TierState | None, kind: str) -> list[Job]:
     return jobs[:JOBS]
 
 
+def _pins(state: State) -> list[Pin]:
+    """Return the pins that a step looks at: each time the next ones, so that all have their turn.
+
+    In the order in which they were made, since the clocks of ranks differ.
+    """
+    pins = state.pins.all()
+    begin = state.steps * PINS % len(pins) if len(pins) > PINS else 0
+    return [*pins[begin:], *pins[:begin]][:PINS]
+
+
 def step_offer(state: State, p: StepOffer) -> list[int]:
     """Return this rank's vector."""
     tiers = state.tiers
@@ -71,7 +82,7 @@ def step_offer(state: State, p: StepOffer) -> list[int]:
     going_on = [int(not job.wants_end) for job in fetches]
     vector.extend(going_on + [1] * (JOBS - len(going_on)))
     now = state.clock()
-    over = [int(pin.expires_at <= now) for pin in state.pins.all()[:PINS]]
+    over = [int(pin.expires_at <= now) for pin in _pins(state)]
     vector.extend(over + [0] * (PINS - len(over)))
     digest = _digest(state)
     vector.extend((digest, -digest))
@@ -124,7 +135,8 @@ def step_apply(state: State, p: StepApply) -> Conversation:
             if not goes_on:
                 stop_fetch(tiers, job.number, keep=not job.dropped)
     at += JOBS
-    pins = state.pins.all()[:PINS]
+    pins = _pins(state)
+    state.steps += 1
     for pin, over in zip(pins, agreed[at : at + PINS], strict=False):
         if over:
             yield from drop_pin(state, pin)

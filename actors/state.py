@@ -123,6 +123,7 @@ class State:
         self.repair_waits = False
         self.tiers: TierState | None = None
         self.together = False
+        self.steps = 0
         # By the identity of the call, which is kept here with it.
         self.evicted_before: dict[int, tuple[Any, dict[str, int]]] = {}
         self.cache_id = next(_CACHE_IDS)

@@ -68,6 +68,12 @@ class TieredCache(CacheLife):
         tiers = self._open_state().tiers
         return 0 if tiers is None else len(tiers.jobs)
 
+    def is_fetched(self, number: int) -> bool:
+        """Return whether the fetch of that number is over."""
+        tiers = self._open_state().tiers
+        record = None if tiers is None else tiers.fetches.get(number)
+        return record is None or record.over
+
     async def drain(self, timeout: float | None = None) -> None:
         """Wait until no transfer is under way and none waits to begin. Raises CallTimeout."""
         await self._take(Drain(), timeout)
@@ -76,10 +82,13 @@ class TieredCache(CacheLife):
         """Drop what is on `tier` and held by nobody: ``device``, ``host`` or ``storage``.
 
         What is dropped from the device stays on the host where it has a copy there. Waits up to
-        `timeout` seconds for transfers, then refuses. Returns slots of Full, or pages of storage.
+        `timeout` seconds for transfers, then refuses. Returns slots of Full, or pages of storage
+        that this cache knew of. Flushing ``storage`` empties the whole store, what other caches have
+        put there as well.
 
         Raises:
             Busy: transfers are under way.
+            StorageFailed: the store did not do it; what is in it may still be found.
         """
         if tier not in TIERS:
             raise InvalidInput(f"tier {tier!r} is none of {', '.join(TIERS)}")
@@ -90,7 +99,7 @@ class TieredCache(CacheLife):
         dropped: int = await self._give(Flush(tier), None)
         store = self.storage_jobs
         if tier == "storage" and store is not None:
-            await store.backend.clear()
+            await store.backend.backend.clear()
         return dropped
 
     async def attach_storage(self, config: StorageConfig, *, timeout: float | None = None) -> None:
@@ -155,7 +164,10 @@ class TieredCache(CacheLife):
         """Let take effect what all ranks have seen: transfers that are over, deadlines, pins.
 
         Each rank calls it at the same place among its calls, and makes no other call of this cache
-        until it returns. One collective. On one rank there is nothing to agree on: things take
+        until it returns. Calls that wait for a transfer (``wait`` of a handle, ``drain``, a chunk or
+        the end of a request whose load is under way, allocate and evict under write_back) are
+        answered in a step: leave them pending in tasks of their own, or ask ``done`` of the handle
+        first. One collective. On one rank there is nothing to agree on: things take
         effect by themselves, and this only yields to the loop. A cancelled step is made all the
         same, since the other ranks count on it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +13,7 @@ import torch
 from radixtide.actors.op_fetch import EndFetch, FetchStarted, WaitFetch
 from radixtide.actors.op_load import CloseLoad, LoadStarted, WaitLoad
 from radixtide.components.api import LockReceipt
+from radixtide.configs.errors import CacheClosed
 from radixtide.configs.schema import StorageConfig
 
 if TYPE_CHECKING:
@@ -62,6 +64,11 @@ class LoadBack:
                 self.device_indices = self.device_indices[: self.length]
         return self.length
 
+    @property
+    def done(self) -> bool:
+        """Whether the copies are over, one way or the other, so that :meth:`wait` answers soon."""
+        return self._over or all(gate.settled for gate in self._gates)
+
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
         """Wait, in a thread that runs the model, until `layer` may be read everywhere.
 
@@ -76,7 +83,8 @@ class LoadBack:
     async def close(self) -> None:
         """Release the lock, unless a request has it. Idempotent."""
         if not self._closed:
-            await self._cache._give(CloseLoad(self._number), None)
+            with suppress(CacheClosed):
+                await self._cache._give(CloseLoad(self._number), None)
             self._closed = True
 
     async def __aenter__(self) -> Self:
@@ -133,6 +141,11 @@ class Prefetch:
                 self._brought = await self._cache._take(WaitFetch(self._number), timeout)
         return self._brought or 0
 
+    @property
+    def done(self) -> bool:
+        """Whether the fetch is over, so that :meth:`wait` answers at once."""
+        return self._brought is not None or self._cache.is_fetched(self._number)
+
     async def _until_deadline(self, config: StorageConfig, timeout: float | None) -> None:
         now = self._cache.now()
         if self._deadline is None:
@@ -147,7 +160,8 @@ class Prefetch:
     async def close(self) -> None:
         """Give up what has not arrived. Idempotent; what is on the host stays."""
         if not self._closed:
-            await self._cache._give(EndFetch(self._number, False), None)
+            with suppress(CacheClosed):
+                await self._cache._give(EndFetch(self._number, False), None)
             self._closed = True
 
     async def __aenter__(self) -> Self:

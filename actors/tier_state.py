@@ -79,7 +79,8 @@ class LoadRecord(msgspec.Struct, eq=False):
     ``receipt``: number of its receipt. ``rid``: the request that took it, or None. ``device``: how
     much was usable on the device when it began. ``length``: how much is when all is done, or, once
     something failed, what is left of it. ``before``: how much the request had locked before it,
-    None for nothing.
+    None for nothing. ``gone_on``: it failed when the request had more slots already, so what was to
+    be loaded stays its own until it ends.
     """
 
     number: int
@@ -91,6 +92,7 @@ class LoadRecord(msgspec.Struct, eq=False):
     jobs: set[int]
     failed: bool = False
     before: int | None = None
+    gone_on: bool = False
 
 
 class FetchRecord(msgspec.Struct, eq=False):

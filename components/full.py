@@ -216,6 +216,9 @@ class FullComponent(FullHost):
             self.leaves.refresh(below)
         if below.host_link is not None:
             self.split_host(prefix, suffix)
+        elif below.host_lock_ref:
+            # What is below it is pinned, though nothing of it is on the host (yet).
+            above.host_lock_ref = 1
 
     # -- evict ------------------------------------------------------------------
 

@@ -259,6 +259,7 @@ def tidy(data: ComponentData) -> None:
         and link.arriving is None
         and link.loading is None
         and not (link.pins or link.host_pins or link.children or link.stored)
+        and not data.host_lock_ref
     ):
         data.host_link = None
 

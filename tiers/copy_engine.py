@@ -97,6 +97,12 @@ class LayerGate:
         with self._changed:
             return sum(self._open)
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more will change: all layers are open, or the load failed."""
+        with self._changed:
+            return self._error is not None or all(self._open)
+
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
         """Wait until `layer` may be read.
 

@@ -51,6 +51,7 @@ class OnRank:
         self.agreement = agreement
         self.own = random.Random(f"{rank.options.get('seed')} {rank.rank}")
         self.steps = 0
+        self.failing = False
         t.engine.choose = self._how
 
     def _how(self, _: CopyJob) -> Literal["pass", "copied", "late"]:
@@ -68,7 +69,7 @@ class OnRank:
         for job in engine.held():
             if not self.own.randrange(2):
                 engine.release([job])
-            elif not self.own.randrange(12) and self.rank.options.get("failing"):
+            elif not self.own.randrange(12) and self.failing:
                 await engine.arrived(1)
                 engine.fail([job])
         await turns(self.own.randrange(30))
@@ -129,10 +130,15 @@ async def one_walk(
     async with on_rank(rank, stored=stored, **fields) as one:
         t = one.t
         receipts: list[LockReceipt] = []
+        # What every walk is to meet.
+        prelude = ["put", "match", "drain", "evict", "load"]
         for _ in range(steps):
             moves = ["put", "put", "match", "load", "load", "evict", "lock", "unlock"]
             move = dice.choice([*moves, "fetch"] if stored else moves)
-            which = dice.randrange(4)
+            begins = bool(prelude)
+            move = prelude.pop(0) if begins else move
+            one.failing = not begins and rank.options["failing"]
+            which = 0 if begins else dice.randrange(4)
             prompt = t.key(t.span(2 + 2 * (which % 3), 100 * which))
             answer: Any = None
             if move == "put":
@@ -140,6 +146,8 @@ async def one_walk(
                     answer = (await one.call(t.put(prompt))).result.prefix_len
                 except OutOfSlots:
                     answer = "no room"
+            elif move == "drain":
+                await one.call(t.cache.drain())
             elif move == "match":
                 answer = await one.call(t.hit(prompt))
             elif move == "load":
@@ -152,7 +160,7 @@ async def one_walk(
                 answer = await one.call(fetch.wait())
                 await one.call(fetch.close())
             elif move == "evict":
-                pages = dice.choice((4, 10**6))
+                pages = 10**6 if begins else dice.choice((4, 10**6))
                 await one.call(t.evict(full=pages, swa=pages if t.has("swa") else 0))
             elif move == "lock" and len(receipts) < 3:
                 receipt = (await one.call(t.match(prompt, lock=True))).receipt

@@ -169,6 +169,9 @@ class Serving(BetweenTiers):
 
     async def check_live(self, live: Live) -> None:
         """Read all that a request has: what is cached, its own slots, its states."""
+        if live.busy:
+            # The call may be over, and what it gave back not taken off here.
+            return
         req = live.req
         marks = key_marks(live.key())
         for slot, mark in live.states.items():
@@ -178,7 +181,7 @@ class Serving(BetweenTiers):
         # Where units are pairs, the last token with a slot has no unit yet.
         fitting = max(min(len(own) - self.setup.bigram, len(marks) - protected), 0)
         self.t.marks.check("full", own[:fitting], marks[protected : protected + fitting])
-        if self.loading(live) or self.spoiled(live) or live.busy:
+        if self.loading(live) or self.spoiled(live):
             return
         if protected:
             assert req.prefix_indices is not None
