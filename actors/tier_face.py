@@ -83,8 +83,8 @@ class TieredCache(CacheLife):
 
         What is dropped from the device stays on the host where it has a copy there. Waits up to
         `timeout` seconds for transfers, then refuses. Returns slots of Full, or pages of storage
-        that this cache knew of. Flushing ``storage`` empties the whole store, what other caches have
-        put there as well.
+        that this cache knew of. Flushing ``storage`` empties the whole store, with what other
+        caches have put there.
 
         Raises:
             Busy: transfers are under way.
@@ -164,8 +164,8 @@ class TieredCache(CacheLife):
         """Let take effect what all ranks have seen: transfers that are over, deadlines, pins.
 
         Each rank calls it at the same place among its calls, and makes no other call of this cache
-        until it returns. Calls that wait for a transfer (``wait`` of a handle, ``drain``, a chunk or
-        the end of a request whose load is under way, allocate and evict under write_back) are
+        until it returns. Calls that wait for a transfer (``wait`` of a handle, ``drain``, a chunk
+        or the end of a request whose load is under way, allocate and evict under write_back) are
         answered in a step: leave them pending in tasks of their own, or ask ``done`` of the handle
         first. One collective. On one rank there is nothing to agree on: things take
         effect by themselves, and this only yields to the loop. A cancelled step is made all the
