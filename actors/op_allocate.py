@@ -11,6 +11,7 @@ from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Free, ReleaseWindow, UndoAllocate
 from radixtide.actors.cascade import Freed, MustWait, evict_one
 from radixtide.actors.envelope import WAIT_FOR_ROOM
+from radixtide.actors.jobs import BACKUP
 from radixtide.actors.ledger import Entry
 from radixtide.actors.messages import (
     CarrierReleased,
@@ -112,6 +113,7 @@ def _reserve(state: State, tokens: int, holder: int, freed: Freed) -> Generator[
     if isinstance(reply, Shortage):
         sizes = reply.sizes
         if sizes.free + sizes.evictable < reply.wanted:
+            _wait_for_copies(state)
             state.counters.refused_allocations += 1
             raise OutOfSlots({state.carrier.name: _told(reply.wanted, sizes)})
         target = reply.wanted - sizes.free
@@ -120,6 +122,13 @@ def _reserve(state: State, tokens: int, holder: int, freed: Freed) -> Generator[
         reply = yield state.carrier, Reserve(tokens, holder)
     assert isinstance(reply, Reserved), "evicted enough, yet short of slots"
     return reply
+
+
+def _wait_for_copies(state: State) -> None:
+    """Raise MustWait where what is saved before its eviction may soon be enough."""
+    tiers = state.tiers
+    if tiers is not None and tiers.write_back and tiers.jobs.count(BACKUP):
+        raise MustWait({})
 
 
 def _make_room(
@@ -132,6 +141,7 @@ def _make_room(
     if not any(quotes):
         return
     if any(one is not None and one.sizes.free + one.sizes.evictable < one.wanted for one in quotes):
+        _wait_for_copies(state)
         state.counters.refused_allocations += 1
         sizes = yield state.all(GetSizes())
         pools = {}

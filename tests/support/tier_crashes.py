@@ -150,7 +150,7 @@ async def run(
     plant: Plant,
     *,
     costs: bool,
-    concerns: Concerns = lambda kind, actor: True,  # it is a filter that takes all
+    concerns: Concerns = every_one,
 ) -> None:
     """Plant a fault at each message that `concerns` lets; report all that goes wrong in one go."""
     sent, expected = await undisturbed(case, components)

@@ -201,8 +201,10 @@ class Ground:
         """Make a call that takes; now and then its caller leaves, soon or when the walk says so."""
         task = asyncio.ensure_future(call)
         if not dice.randrange(9):
+            self.inside += 1
             for _ in range(dice.randrange(9)):
                 await asyncio.sleep(0)
+            self.inside -= 1
             if task.cancel():
                 self.met["left"] += 1
         try:
@@ -219,17 +221,17 @@ class Ground:
         namespace = NAMESPACES[max(dice.randrange(len(NAMESPACES) + 9) - 9, 0)]
         letters = [dice.randrange(LETTERS) for _ in range(1 + dice.randrange(longest))]
         tokens = spell(letters, [1 + dice.randrange(2) for _ in range(dice.randrange(page))], page)
-        if self.recent and dice.randrange(6):
+        if self.recent and dice.randrange(9):
             old_namespace, old = dice.choice(self.recent)
             kept = dice.randrange(len(old)) + 1
-            namespace = old_namespace if dice.randrange(12) else namespace
-            way = dice.randrange(6)
-            if way <= 2:
+            namespace = old_namespace if dice.randrange(16) else namespace
+            way = dice.randrange(9)
+            if way <= 5:
                 tokens = old
-            elif way == 3:
+            elif way == 6:
                 tokens = old[: max(kept - kept % page, 1)]
             else:
-                tokens = (*old[: (kept if way == 4 else len(old)) // page * page], *tokens)
+                tokens = (*old[: (kept if way == 7 else len(old)) // page * page], *tokens)
         extra = int(self.setup.bigram)
         tokens = tokens[: page * (longest + 1) + extra]
         if whole:
@@ -238,7 +240,6 @@ class Ground:
             tokens = (*tokens, *(1 for _ in range(-(len(tokens) - extra) % page)))
         if extra and len(tokens) < 2:
             tokens = (*tokens, 1, 1)
-        self.remember(namespace, tokens)
         return self.key(namespace, tokens)
 
     def key(self, namespace: tuple[str | None, str | None], tokens: tuple[int, ...]) -> RadixKey:
@@ -246,8 +247,8 @@ class Ground:
         return RadixKey(list(tokens), *namespace, self.setup.bigram)
 
     def remember(self, namespace: tuple[str | None, str | None], tokens: tuple[int, ...]) -> None:
-        """Let a key be chosen again."""
-        self.recent = [*self.recent[-9:], (namespace, tokens)]
+        """Let a key that is cached be chosen again."""
+        self.recent = [*self.recent[-6:], (namespace, tokens)]
 
     def learn(self, key: RadixKey, length: int) -> None:
         """Note that the first `length` units of a key were given to the cache."""

@@ -259,6 +259,7 @@ class OnDevice(Ground):
         assert prev <= done <= end
         assert result.prefix_len <= done
         self.learn(key, done)
+        self.remember((key.extra_key, key.cache_salt), tuple(key.token_ids.tolist()))
         self.handles = [*self.handles[-15:], (result.last_device_node, key, done)]
         if done < end:
             self.met["insert ended early"] += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from radixtide import Request
+from radixtide import EvictParams, Request
 from radixtide.actors.tier_handles import LoadBack, Prefetch
 from radixtide.components.api import MatchResult
 from radixtide.configs.errors import Busy
@@ -82,9 +82,15 @@ class BetweenTiers(OnDevice):
         """Load what the host has of a key, for nobody: wait, or not, or close early."""
         if len(self.loads) >= LOADS:
             return
-        key = self.new_key(dice)
-        found = await self.look(dice, key)
-        if found is None:
+        for _ in range(3):
+            # One of which the host has something, if there is one soon.
+            key = self.new_key(dice)
+            found = await self.look(dice, key)
+            if found is None:
+                return
+            if found.host_hit_length:
+                break
+        if not found.host_hit_length and dice.randrange(4):
             return
         count = 1 if dice.randrange(4) else 3
         self.say(f"load {key.token_ids.tolist()} x{count} host={found.host_hit_length}")
@@ -97,10 +103,10 @@ class BetweenTiers(OnDevice):
             if way == 1:
                 await self.close_load(load)
             else:
-                self.begin("watch", self.watch(load))
+                self.begin("watch", self.watch(load, closes=way < 5))
 
-    async def watch(self, load: Load) -> None:
-        """Wait for a load, and read all that it brought."""
+    async def watch(self, load: Load, closes: bool = False) -> None:
+        """Wait for a load, and read all that it brought; close it, if it `closes`."""
         handle = load.handle
         length = await handle.wait()
         if load.closed or load.over:
@@ -112,6 +118,8 @@ class BetweenTiers(OnDevice):
         assert handle.failed or length == load.asked
         if load.req is None:
             await self.check_load(load)
+        if closes:
+            await self.close_load(load)
 
     async def check_load(self, load: Load) -> None:
         """Read what a load that is over has on the device: it is locked."""
@@ -244,6 +252,15 @@ class BetweenTiers(OnDevice):
         if not len(self.tiers.jobs):
             assert not stuck, f"they wait for nothing: {stuck}"
             assert self.tiers.idle, "something waits that nobody begins"
+
+    async def sink(self, dice: random.Random) -> None:
+        """Let all that can go down a tier go there, or two tiers where there is a storage."""
+        await self.finish_all(dice)
+        deep = self.store is not None and bool(dice.randrange(2))
+        self.say(f"sink {deep}")
+        await self.cache.evict(EvictParams(10**6))
+        if deep and self.tiers.idle:
+            await self.cache.flush("host")
 
     async def leave(self, dice: random.Random) -> None:
         """Let the caller of something that waits go away."""
