@@ -243,6 +243,10 @@ class CacheLife:
         system.stop()
         if self._tiering is not None:
             await self._tiering.close()
+            for job in self._state.tiers.jobs if self._state.tiers is not None else ():
+                if job.gate is not None and not job.gate.settled:
+                    # Its copy was never begun: nobody else would tell who waits for a layer.
+                    job.gate.fail("the cache was closed")
             if (storage := self.storage_jobs) is not None:
                 await storage.close()
 

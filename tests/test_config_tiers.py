@@ -383,6 +383,7 @@ def test_scaling_keeps_ratios_and_divides_sizes() -> None:
     assert host_slots(config, "swa", 1) == 336
     assert config.storage.max_bytes == 1_000_000_000 // 4 // 4
     assert config.storage.prefetch_threshold == 512
+    assert was.storage is not None
     assert replace(config.storage, max_bytes=1, prefetch_threshold=1) == replace(
         was.storage, max_bytes=1, prefetch_threshold=1
     )

@@ -309,7 +309,7 @@ async def test_k10_10_what_a_node_keeps_does_not_hold_on_to_more_than_it_is(
 ) -> None:
     """After many splits, loads and evictions the memory behind nodes is that of what they have."""
     async with tiers(delivery, components, page_size=page_size, pages=64) as t:
-        for turn in range(30):
+        for turn in range(10):
             await t.put(t.key(t.span(16, 20 * turn)))
             await t.settle()
             other = [*t.span(1 + turn % 15, 20 * turn), *t.span(1, 3000 + turn)]

@@ -269,7 +269,6 @@ async def test_of_a_silent_one_no_more_is_asked_than_the_limits_say(delivery: De
         assert {bits for _, _, bits in t.picture()[1:]} == {"DH"}
 
 
-@pytest.mark.xfail(strict=True, reason="X13: the gate of a copy that was never begun stays shut")
 async def test_closing_with_a_silent_one_ends(delivery: Delivery) -> None:
     async with tiers(delivery, ("full",), drain=False) as t:
         await on_host(t, 4)

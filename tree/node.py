@@ -94,7 +94,8 @@ class Node(msgspec.Struct, eq=False):
     ``epoch``: raised when the node's device slots leave or change.
     ``tiers``: where the data of the component that carries the tree is: ON_DEVICE, ON_HOST,
     IN_STORAGE. ``job``: what is queued or under way: QUEUED (waits for its backup), BACKING,
-    LOADING, STORING; FAILED: its last backup failed. ``hashes``: the chain hashes of its pages, 32 bytes each; empty until needed.
+    LOADING, STORING; FAILED: its last backup failed. ``hashes``: the chain hashes of its pages, 32
+    bytes each; empty until needed.
     """
 
     # What every match reads and writes comes first, so that it lies together in memory.

@@ -50,7 +50,7 @@ class TierWalk(Serving):
             (9, self.sink),
             (2, self.leave),
             (1, self.drain),
-            (1, self.advance),
+            (5, self.advance),
             (3, self.flush),
             (12, self.start),
             (10, self.extend),
@@ -62,7 +62,7 @@ class TierWalk(Serving):
         if setup.storage:
             weighted += [
                 (16, self.fetch),
-                (3, self.end_fetch),
+                (8, self.end_fetch),
                 (18, self.serve_storage),
                 (1, self.switch_storage),
             ]

@@ -90,6 +90,7 @@ class BetweenTiers(OnDevice):
                 return
             if found.host_hit_length:
                 break
+        assert found is not None
         if not found.host_hit_length and dice.randrange(4):
             return
         count = 1 if dice.randrange(4) else 3
@@ -158,11 +159,14 @@ class BetweenTiers(OnDevice):
 
     async def begin_fetch(
         self, dice: random.Random, key: RadixKey, req: Request | None = None
-    ) -> None:
-        """Begin to fetch a key from storage; wait for it, or not, or close at once."""
+    ) -> bool:
+        """Begin to fetch a key from storage; wait for it, or not, or close at once.
+
+        Returns whether there is something to fetch.
+        """
         handle: Any = await self.taken(dice, self.cache.prefetch(key, req))
         if handle is LEFT:
-            return
+            return True
         assert 0 <= handle.pages <= key.units // self.page
         fetch = Fetch(handle, key, req)
         self.fetches.append(fetch)
@@ -172,13 +176,16 @@ class BetweenTiers(OnDevice):
             await handle.close()
         elif way > 1:
             self.begin("watch fetch", self.watch_fetch(dice, fetch))
+        return bool(handle.pages)
 
     async def fetch(self, dice: random.Random) -> None:
         """Fetch for nobody."""
-        if len(self.fetches) < FETCHES:
-            key = self.new_key(dice)
-            self.say(f"fetch {key.token_ids.tolist()}")
-            await self.begin_fetch(dice, key)
+        for _ in range(3):
+            if len(self.fetches) < FETCHES:
+                key = self.new_key(dice)
+                self.say(f"fetch {key.token_ids.tolist()}")
+                if await self.begin_fetch(dice, key):
+                    return
 
     async def watch_fetch(self, dice: random.Random, fetch: Fetch) -> None:
         """Wait for a fetch, or leave it."""
@@ -216,8 +223,11 @@ class BetweenTiers(OnDevice):
         store = self.store
         if store is None:
             return
-        operation = dice.choice(("exists", "get_into", "put_from"))
-        if not dice.randrange(6):
+        waiting = [one for one in ("exists", "get_into", "put_from") if store.waiting(one)]
+        if not waiting:
+            return
+        operation = dice.choice(waiting)
+        if not dice.randrange(12):
             store.fails[operation] += 1 + dice.randrange(2)
         self.say(f"let {operation} go on, {store.waiting(operation)} wait")
         store.release(operation)
@@ -300,7 +310,7 @@ class BetweenTiers(OnDevice):
 
     async def flush(self, dice: random.Random) -> None:
         """Drop what is on a tier."""
-        tier = dice.choice(("device", "host", "host", "storage"))
+        tier = "storage" if not dice.randrange(8) else dice.choice(("device", "host"))
         self.say(f"flush {tier}")
         # The storage is emptied in a thread; nothing here waits for what the walk holds.
         self.inside += 1
@@ -326,7 +336,7 @@ class BetweenTiers(OnDevice):
                 self.inside -= 1
             self.t.store = trouble_store(self.cache)
             self.take_store()
-        elif not dice.randrange(3):
+        elif not dice.randrange(5):
             self.say("detach")
             await self.cache.detach_storage()
             self.t.store = None
