@@ -60,7 +60,7 @@ class TieredCache(CacheLife):
         if req is not None:
             check_request(req)
         started = await self._take(PrefetchCall(key, req), timeout)
-        return Prefetch(self, started, self._storage_config())
+        return Prefetch(self, started, self._storage_config(), req is not None)
 
     @property
     def transfers(self) -> int:

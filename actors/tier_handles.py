@@ -115,12 +115,17 @@ class Prefetch:
     """
 
     def __init__(
-        self, cache: TieredCache, started: FetchStarted, config: StorageConfig | None
+        self,
+        cache: TieredCache,
+        started: FetchStarted,
+        config: StorageConfig | None,
+        taken: bool,
     ) -> None:
         self._cache = cache
         self._number = started.number
         self._config = config
         self._closed = not started.number
+        self._taken = taken
         self._brought: int | None = None if started.number else 0
         self._deadline: float | None = None
         self.pages = started.pages
@@ -179,6 +184,6 @@ class Prefetch:
             self._cache.post(EndFetch(self._number, False))
 
     def __del__(self, warn: Any = warnings.warn) -> None:
-        if not self._closed:
+        if not (self._closed or self._taken):
             words = f"a prefetch of {self.pages} pages was never closed"
             warn(words, ResourceWarning, source=self)

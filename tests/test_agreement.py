@@ -68,7 +68,7 @@ def test_two_ranks_hear_the_minimum_whatever_their_rhythm(told: Told) -> None:
     assert len(first) == 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_ranks_hear_the_minimum(tmp_path: Path) -> None:
     first, second, third = run_ranks([f"{PLACE}:minima"], tmp_path, ranks=3)
     assert first == second == third
@@ -121,7 +121,9 @@ def test_closing_lets_what_is_under_way_come_to_its_end(told: Told) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["gone_between", "gone_meanwhile"])
+@pytest.mark.parametrize(
+    "when", ["gone_meanwhile", pytest.param("gone_between", marks=pytest.mark.nightly)]
+)
 def test_a_rank_that_dies_is_noticed_before_the_deadline(tmp_path: Path, when: str) -> None:
     survivor, _ = run_ranks([f"{PLACE}:{when}"], tmp_path, dying={1: DEATH}, survivor=True)
     assert survivor[f"{PLACE}:{when}"] == ["told"]

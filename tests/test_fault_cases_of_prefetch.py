@@ -80,6 +80,7 @@ async def test_k11_1_a_prefetch_that_is_given_up_gives_all_its_host_slots_back(
                     pass
             elif end == "abort":
                 await t.cache.abort_req(req)
+                await fetch.close()
             else:
                 waiting.cancel()
                 await turns(3)

@@ -38,7 +38,7 @@ from support.walk import LETTERS, spell
 
 LEFT: Final = object()
 """What a call answers whose caller has left."""
-CALM: Final = 4
+CALM: Final = 24
 """Turns of the loop without anything going on after which nothing will by itself."""
 REST_S: Final = 20.0
 AT_ONCE: Final = 8

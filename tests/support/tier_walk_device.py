@@ -232,7 +232,7 @@ class OnDevice(Ground):
         state = None if given.mamba_indices is None else int(given.mamba_indices[0])
         value = np.concatenate((np.zeros(prev, dtype=np.int64), given.indices.numpy()))
         # The device may still be writing when the cache is told.
-        ready = None if dice.randrange(5) or not self.alone else self.loop.create_future()
+        ready = None if dice.randrange(5) or len(self.going) > 1 else self.loop.create_future()
         if ready is None:
             await self.t.write(given.indices, marks[prev:])
             if state is not None:
@@ -246,6 +246,8 @@ class OnDevice(Ground):
         )
         result = await self.cache.insert(params, ready=ready)
         if ready is not None:
+            # A backup may begin, and must not read yet.
+            await self.rest_inside()
             for begin, stop in result.adopted:
                 self.t.marks.write("full", value[begin:stop], marks[begin:stop])
             for begin, stop in result.component_adopted.get("swa", ()):

@@ -228,7 +228,7 @@ class BetweenTiers(OnDevice):
             return
         operation = dice.choice(waiting)
         if not dice.randrange(12):
-            store.fails[operation] += 1 + dice.randrange(2)
+            store.fails[operation] += 1 + dice.randrange(3)
         self.say(f"let {operation} go on, {store.waiting(operation)} wait")
         store.release(operation)
         store.hold(operation)
