@@ -63,9 +63,14 @@ def find_reach(state: State, walk: Walk) -> Generator[Any, Any, Reach]:
         return Reach(device, most, device, most, [])
     message = ValidateTiers(walk.path, walk.inside, walk.inside_units)
     replies = yield [(cell, message) for cell in state.voters]
+    here = _common([one for one, _ in replies], device)
+    either = _common([both for _, both in replies], most)
+    if tiers.condemned and not tiers.condemned.isdisjoint(walk.path[:device]):
+        # What a component needs of the host may be just what is damaged there.
+        either = here
     return Reach(
-        _common([one for one, _ in replies], device),
-        _common([both for _, both in replies], most),
+        here,
+        either,
         device,
         most,
         [both for _, both in replies],

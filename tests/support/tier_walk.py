@@ -99,14 +99,16 @@ class TierWalk(Serving):
         """Close what can be closed after a failure; errors that follow from it are no news."""
 
         async def leave() -> None:
-            for one in self.going:
-                one.task.cancel()
+            for going in self.going:
+                going.task.cancel()
             for store in self.stores:
                 store.release()
             # What nobody waits for any more is not told as an error.
-            await asyncio.gather(*(one.task for one in self.going), return_exceptions=True)
+            await asyncio.gather(*(going.task for going in self.going), return_exceptions=True)
             for load in self.loads:
                 load.handle._closed = True
+            for fetch in self.fetches:
+                fetch.handle._closed = True
             actor = self.cache._tiering
             if actor is not None:
                 await actor.close()

@@ -19,7 +19,6 @@ from support.tier_walk_setup import TierSetup
 
 RUNNING = 4
 STATES_OF_A_RING = 2
-FINISH_LEAVES_FETCHES = True
 
 
 @dataclass(eq=False)
@@ -360,11 +359,10 @@ class Serving(BetweenTiers):
         ended = [fetch for fetch in self.fetches if fetch.req is req]
         self.fetches = [fetch for fetch in self.fetches if fetch.req is not req]
         for fetch in ended:
-            if FINISH_LEAVES_FETCHES:
-                await fetch.handle.close()
             assert fetch.handle._number not in self.tiers.fetches or any(
                 job.number == fetch.handle._number and job.dropped for job in self.tiers.jobs
             ), "the end of its request did not end a fetch"
+            await fetch.handle.close()
 
     async def give_back_window(self, dice: random.Random) -> None:
         """Give back what no window of a request needs any more, or the window of its lock."""
