@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +31,10 @@ from support.servers import redis_server as redis_server
 from support.servers import s3_server as s3_server
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+# A shell starts what runs in the background with this signal ignored; tests send it all the same.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_asyncio_loop_factories(
