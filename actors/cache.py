@@ -382,33 +382,18 @@ class UnifiedRadixCache(TieredCache):
         pools = {}
         counters = state.counters.as_dict()
         if state.tiers is not None:
-            counters.update(state.tiers.counters.as_dict())
+            counters.update(msgspec.structs.asdict(state.tiers.counters))
         if self._tiering is not None:
             counters.update(self._tiering.counters())
         storage = self.storage_jobs
         for component in self._components:
             counters.update(component.counters())
-            sizes = component.sizes()
+            tiers = {"device": component.sizes(), "host": component.host_sizes()}
             pools[component.name] = {
-                "device": PoolStats(
-                    free=sizes.free,
-                    evictable=sizes.evictable,
-                    protected=sizes.protected,
-                    held=sizes.held,
-                    in_flight=sizes.in_flight,
-                    size=sizes.size,
-                )
+                tier: PoolStats(**msgspec.structs.asdict(sizes))
+                for tier, sizes in tiers.items()
+                if sizes is not None
             }
-            host = component.host_sizes()
-            if host is not None:
-                pools[component.name]["host"] = PoolStats(
-                    free=host.free,
-                    evictable=host.evictable,
-                    protected=host.protected,
-                    held=host.held,
-                    in_flight=host.in_flight,
-                    size=host.size,
-                )
         return CacheStats(
             pools=pools,
             actors=system.statistics(),

@@ -101,13 +101,9 @@ def cascade(state: State, cell: Cell, victims: list[Node]) -> Generator[Any, Any
         flags = yield state.carrier, Judge(victims)
         leaves = [node for node, leaf in zip(victims, flags, strict=True) if leaf]
         calls = []
-        for other, theirs in zip(state.cells, state.traits, strict=True):
-            goes_along = other is cell or (
-                other is not state.carrier
-                and not theirs.independent
-                and theirs.priority <= trait.priority
-            )
-            nodes = victims if goes_along else leaves
+        along = state.goes_along(cell)
+        for other in state.cells:
+            nodes = victims if other in along else leaves
             if nodes:
                 calls.append((other, EvictNodes(nodes)))
     if tiers is not None:

@@ -65,12 +65,13 @@ class Job(msgspec.Struct, eq=False):
 class JobBoard:
     """All jobs that are not over, by number, in the order in which they began."""
 
-    __slots__ = ("_by_node", "jobs", "units")
+    __slots__ = ("_by_node", "_counts", "jobs", "units")
 
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
         self._by_node: dict[int, list[Job]] = {}
         self.units = dict.fromkeys(BIT_OF, 0)
+        self._counts = dict.fromkeys(BIT_OF, 0)
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -88,12 +89,13 @@ class JobBoard:
 
     def count(self, kind: str) -> int:
         """Return how many jobs of a kind there are."""
-        return sum(1 for job in self.jobs.values() if job.kind == kind)
+        return self._counts[kind]
 
     def add(self, job: Job) -> None:
         """Note a job that begins."""
         self.jobs[job.number] = job
         self.units[job.kind] += job.units
+        self._counts[job.kind] += 1
         bit = BIT_OF[job.kind]
         for node in job.nodes:
             node.job |= bit
@@ -105,6 +107,7 @@ class JobBoard:
         if self.jobs.pop(job.number, None) is None:
             return
         self.units[job.kind] -= job.units
+        self._counts[job.kind] -= 1
         for node in _distinct(job):
             mine = self._by_node[node.id]
             mine.remove(job)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from radixtide.actors.actor import Conversation
 from radixtide.actors.cell import Cell
 from radixtide.actors.envelope import WAIT_FOR_ROOM
 from radixtide.actors.jobs import BACKUP, Job
@@ -17,7 +16,6 @@ from radixtide.actors.tier_messages import (
     EndBackup,
     EvictHost,
     Fence,
-    HostSizes,
     PinHost,
     ProposeHost,
     StartCopy,
@@ -66,7 +64,7 @@ def queue_inserted(tiers: TierState, job: Insertion) -> None:
                 else:
                     tiers.queue(at, again=True)
             at = at.parent
-    if job.ready is not None and is_pending(job.ready) and (job.parts[0].duplicate):
+    if is_pending(job.ready) and job.parts[0].duplicate:
         # The caller's duplicates are free now, or will be at once, and may still be written to.
         tiers.tell(Fence(job.ready))
     queue_path(tiers, job.node)
@@ -172,13 +170,17 @@ def start_backup(state: State, nodes: list[Node]) -> Generator[Any, Any, bool]:
             tiers.again.discard(node)
             if node.tiers & IN_STORAGE:
                 tiers.again_stored.add(node)
-    transfers = [
+    tiers.tell(StartCopy(number, BACKUP, transfers_of(state, moving), after))
+    return True
+
+
+def transfers_of(state: State, moving: list[Moving]) -> list[Transfer]:
+    """Return the copies that each component's answer asks for."""
+    return [
         Transfer(cell.name, one.device, one.host)
         for cell, one in zip(state.cells, moving, strict=True)
         if len(one.host)
     ]
-    tiers.tell(StartCopy(number, BACKUP, transfers, after))
-    return True
 
 
 def end_backup(state: State, job: Job, report: CopyDone) -> Generator[Any, Any, None]:
@@ -219,14 +221,7 @@ def evict_host(
     if not victims:
         return
     if cell is not state.carrier:
-        rank = state.traits[state.cells.index(cell)].priority
-        goes = [
-            other
-            for other, trait in zip(state.cells, state.traits, strict=True)
-            if other is cell
-            or (other is not state.carrier and not trait.independent and trait.priority <= rank)
-        ]
-        yield [(other, EvictHost(victims)) for other in goes]
+        yield [(other, EvictHost(victims)) for other in state.goes_along(cell)]
         return
     yield state.all(EvictHost(victims))
     drop_host(state, victims)
@@ -243,12 +238,3 @@ def drop_host(state: State, nodes: list[Node]) -> None:
             state.ghosts.remember(node, bool(node.tiers & IN_STORAGE))
             tiers.forget_node(node)
             state.tree.remove(node)
-
-
-def make_host_room(state: State, target: int, spare: tuple[Node, ...]) -> Conversation:
-    """Evict until the carrier has `target` free host slots; return how many it has."""
-    sizes = yield state.carrier, HostSizes()
-    if sizes.free < target:
-        yield from evict_host(state, state.carrier, target - sizes.free, spare)
-        sizes = yield state.carrier, HostSizes()
-    return sizes.free

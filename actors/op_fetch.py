@@ -228,21 +228,18 @@ def _attach(
     key = job.key.prefix(job.begin + units)
     walk = state.tree.walk(key)
     have = walk.matched
-    last: Node = walk.last
-    fits = walk.inside is None or walk.inside.tiers & ON_HOST
-    at: Node = walk.inside if walk.inside is not None else last
-    fits = bool(fits) and (at.parent is None or bool(at.tiers & ON_HOST))
+    above = walk.last if walk.inside is None else walk.inside
+    fits = above.parent is None or above.tiers & ON_HOST
     if have >= walk.limit or have < job.begin or not fits:
         # All of it came another way meanwhile, or what it would hang on to is gone.
         yield state.all(ReleaseHost(job.slots))
         return 0
     splits = (state.split_inside(walk),) if walk.inside is not None else ()
-    last = walk.last
     windows = [trait.name for trait in state.traits if trait.reach is not None]
     borders = {walk.limit - len(job.slots[name]) for name in windows if name in job.slots}
     ends = sorted(depth for depth in borders if have < depth < walk.limit)
     nodes: list[Node] = []
-    node = last
+    node = walk.last
     begin = have
     for end in (*ends, walk.limit):
         node = state.tree.add_leaf(node, walk, begin, end)

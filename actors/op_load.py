@@ -18,6 +18,7 @@ from radixtide.actors.calls import Call
 from radixtide.actors.cascade import MustWait, evict_one
 from radixtide.actors.jobs import LOAD, Job
 from radixtide.actors.messages import GetSizes, LockSplit, PathSlots, Splits, Unlock
+from radixtide.actors.op_backup import transfers_of
 from radixtide.actors.op_match import check_request, check_row, check_tokens, depth_of
 from radixtide.actors.op_match_tiers import cut_to, find_reach
 from radixtide.actors.state import State, put_on_path
@@ -33,7 +34,7 @@ from radixtide.components.api import LockReceipt, Slots
 from radixtide.components.outcomes import LoadNeed, Moving
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest, RadixtideError
-from radixtide.tiers.copy_engine import LayerGate, Transfer
+from radixtide.tiers.copy_engine import LayerGate
 from radixtide.tiers.slots import EMPTY
 from radixtide.tree.key import RadixKey
 from radixtide.tree.node import LOADING, Node
@@ -100,16 +101,16 @@ def load_back(state: State, p: LoadBackCall) -> Conversation:
     if req is not None:
         check_tokens(req, p.key, walk.matched)
     gain = walk.matched - device
-    if not gain or gain < tiers.host.load_back_threshold:
+    worth_it = gain and gain >= tiers.host.load_back_threshold
+    if not worth_it:
         cut_to(walk, reach.device)
-        splits = _split_end(state, walk)
-        return (yield from _lock_and_hold(state, p, walk.last, splits))
-    splits = _split_end(state, walk)
-    path = list(walk.path)
+    splits: Splits = (state.split_inside(walk),) if walk.inside is not None else ()
     node = walk.last
+    if not worth_it:
+        return (yield from _lock_and_hold(state, p, node, splits))
     borders = state.make_borders(node)
     put_on_path(walk, borders)
-    path = list(walk.path)
+    path = walk.path
     first = 0
     while first < len(path) and path[first].end <= device:
         first += 1
@@ -131,10 +132,6 @@ def load_back(state: State, p: LoadBackCall) -> Conversation:
     if req is not None:
         before = yield from _release_old(state, req)
     return _started(state, tiers, p, node, device, records, slots, begun, before)
-
-
-def _split_end(state: State, walk: Any) -> Splits:
-    return (state.split_inside(walk),) if walk.inside is not None else ()
 
 
 def _begin(
@@ -185,17 +182,12 @@ def _begin(
         job.depths[cell.name] = _depths(by_name[cell.name], len(one.host), state.page_size)
     tiers.jobs.add(job)
     tiers.counters.loads += 1
-    transfers = [
-        Transfer(cell.name, one.device, one.host)
-        for cell, one in zip(state.cells, moving, strict=True)
-        if len(one.host)
-    ]
     digests = {
         cell.name: one.digests
         for cell, one in zip(state.cells, moving, strict=True)
         if one.digests is not None
     }
-    tiers.tell(StartCopy(number, LOAD, transfers, digests=digests, gate=gate))
+    tiers.tell(StartCopy(number, LOAD, transfers_of(state, moving), digests=digests, gate=gate))
     return [*jobs, job]
 
 

@@ -17,13 +17,11 @@ from radixtide.tree.radix_tree import Walk
 class Reach(msgspec.Struct, gc=False):
     """How far a path can be reused, in steps (see Validate): from the device, and from either.
 
-    ``device_steps``, ``any_steps``: how far the carrier alone goes. ``votes``: each voter's answer
-    for both, or for the device.
+    ``any_steps``: how far the carrier alone goes. ``any_votes``: each voter's answer for either.
     """
 
     device: int
     either: int
-    device_steps: int
     any_steps: int
     any_votes: list[Sequence[int]]
 
@@ -60,7 +58,7 @@ def find_reach(state: State, walk: Walk) -> Generator[Any, Any, Reach]:
     assert tiers is not None
     device, most = usable_steps(tiers, walk)
     if not state.voters:
-        return Reach(device, most, device, most, [])
+        return Reach(device, most, most, [])
     message = ValidateTiers(walk.path, walk.inside, walk.inside_units)
     replies = yield [(cell, message) for cell in state.voters]
     here = _common([one for one, _ in replies], device)
@@ -71,7 +69,6 @@ def find_reach(state: State, walk: Walk) -> Generator[Any, Any, Reach]:
     return Reach(
         here,
         either,
-        device,
         most,
         [both for _, both in replies],
     )

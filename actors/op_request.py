@@ -238,10 +238,8 @@ def _whole_pages(state: State, slots: Slots) -> Slots:
 def abort_req(state: State, p: AbortReq) -> Conversation:
     """Free all that the ledger has of a request; a second abort finds nothing to do."""
     entry = state.ledger.find(p.req)
-    if state.tiers is not None:
-        if p.after is not None:
-            state.tiers.tell(Fence(p.after))
-        forget_fetches(state, p.req)
+    if p.after is not None and state.tiers is not None:
+        state.tiers.tell(Fence(p.after))
     freed = yield from _let_go(state, p.req, entry, None, touched=False)
     return CacheReqResult(freed=freed)
 
@@ -253,6 +251,7 @@ def _let_go(
 
     `tail`: slots outside of the ledger. `touched`: an insert has touched the path already.
     """
+    forget_fetches(state, req)
     pages = _whole_pages(state, tail) if tail is not None and len(tail) else None
     held = None
     if entry is not None and entry.receipt is not None:
@@ -280,9 +279,7 @@ def _let_go(
         if entry.receipt is not None:
             del state.receipts[entry.receipt]
         state.ledger.close(entry)
-        if state.tiers is not None:
-            forget_fetches(state, entry.req)
-            yield from forget_loads(state, entry.rid)
+        yield from forget_loads(state, entry.rid)
     row = entry.row_index if entry is not None else req.req_pool_idx
     if row is not None and state.rows.is_taken(row) and not state.ledger.owns_row(row):
         state.rows.free(row)

@@ -10,7 +10,7 @@ from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Call
 from radixtide.actors.cascade import evict_one
 from radixtide.actors.envelope import WAIT_FOR_IDLE, WAIT_FOR_JOB
-from radixtide.actors.jobs import BACKUP, FETCH, STORE, Job
+from radixtide.actors.jobs import BACKUP, FETCH, STORE
 from radixtide.actors.messages import GetSizes
 from radixtide.actors.op_backup import begin_backups, end_backup, evict_host
 from radixtide.actors.op_fetch import end_fetch, found, stop_fetch
@@ -75,8 +75,7 @@ def pump(state: State, p: Pump) -> Conversation:
     elif tiers.to_store or tiers.after_parent:
         tiers.forget_stores()
     # What hangs on to a backup that was refused will not get it any more.
-    for job in [job for job in tiers.jobs if job.kind == FETCH and job.report is not None]:
-        yield from _try(_end_fetch(state, job))
+    yield from _end_fetches(state, tiers)
     yield from _try(purge(state))
     if tiers.idle:
         tiers.let_in(WAIT_FOR_IDLE)
@@ -118,8 +117,7 @@ def end_what_is_over(state: State, tiers: TierState) -> Generator[Any, Any, None
         if job.report is None:
             break
         yield from _try(end_backup(state, job, job.report))
-    for job in [job for job in tiers.jobs if job.kind == FETCH and job.report is not None]:
-        yield from _try(_end_fetch(state, job))
+    yield from _end_fetches(state, tiers)
     for job in [job for job in tiers.jobs if job.kind == STORE and job.report is not None]:
         yield from _try(end_store(state, job, job.report))
     yield from _try(end_loads(state))
@@ -127,12 +125,14 @@ def end_what_is_over(state: State, tiers: TierState) -> Generator[Any, Any, None
     yield from pump(state, Pump(agreed=True))
 
 
-def _end_fetch(state: State, job: Job) -> Generator[Any, Any, None]:
-    if isinstance(job.report, Found):
-        found_there, job.report = job.report, None
-        yield from found(state, job, found_there)
-    else:
-        yield from end_fetch(state, job, job.report)
+def _end_fetches(state: State, tiers: TierState) -> Generator[Any, Any, None]:
+    """Go on with the fetches that have a report: read what was found, or attach what was read."""
+    for job in [job for job in tiers.jobs if job.kind == FETCH and job.report is not None]:
+        if isinstance(job.report, Found):
+            found_there, job.report = job.report, None
+            yield from _try(found(state, job, found_there))
+        else:
+            yield from _try(end_fetch(state, job, job.report))
 
 
 def drain(state: State, p: Drain) -> Any:

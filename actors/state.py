@@ -167,6 +167,18 @@ class State:
         names = ", ".join(cell.name for cell in self.cells)
         raise InvalidRequest(f"this cache has no component {component!r}; it has {names}")
 
+    def goes_along(self, cell: Cell) -> list[Cell]:
+        """Return the cells of which data goes when that of `cell`, an auxiliary one's, is evicted.
+
+        Its own, and those of auxiliary components that rank no higher and do not stand alone.
+        """
+        rank = self.traits[self.cells.index(cell)].priority
+        return [
+            other
+            for other, trait in zip(self.cells[1:], self.traits[1:], strict=True)
+            if other is cell or (not trait.independent and trait.priority <= rank)
+        ]
+
     def check_pools(self, slots: dict[str, int]) -> None:
         """Raise InvalidInput where slots are named of a component that this cache has not."""
         for name, count in slots.items():

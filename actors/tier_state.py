@@ -15,62 +15,30 @@ from radixtide.configs.schema import HostConfig, StorageConfig
 from radixtide.tree.node import FAILED, ON_HOST, QUEUED, Node
 
 
-class TierCounters:
+class TierCounters(msgspec.Struct):
     """Totals since the start. Units are those of the tree, pages those of storage."""
 
-    __slots__ = (
-        "backed_nodes",
-        "backup_units",
-        "backups_failed",
-        "backups_refused",
-        "backups_skipped",
-        "bad_pages",
-        "demoted_nodes",
-        "dropped_unbacked",
-        "host_evicted_nodes",
-        "load_units",
-        "loads",
-        "loads_failed",
-        "loads_refused",
-        "loads_shared",
-        "prefetch_dropped",
-        "prefetch_misses",
-        "prefetched_units",
-        "prefetches",
-        "store_failures",
-        "stored_nodes",
-        "stored_pages",
-    )
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    backed_nodes: int
-    backup_units: int
-    backups_failed: int
-    backups_refused: int
-    backups_skipped: int
-    bad_pages: int
-    demoted_nodes: int
-    dropped_unbacked: int
-    host_evicted_nodes: int
-    load_units: int
-    loads: int
-    loads_failed: int
-    loads_refused: int
-    loads_shared: int
-    prefetch_dropped: int
-    prefetch_misses: int
-    prefetched_units: int
-    prefetches: int
-    store_failures: int
-    stored_nodes: int
-    stored_pages: int
-
-    def as_dict(self) -> dict[str, int]:
-        """Return all totals by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+    backed_nodes: int = 0
+    backup_units: int = 0
+    backups_failed: int = 0
+    backups_refused: int = 0
+    backups_skipped: int = 0
+    bad_pages: int = 0
+    demoted_nodes: int = 0
+    dropped_unbacked: int = 0
+    host_evicted_nodes: int = 0
+    load_units: int = 0
+    loads: int = 0
+    loads_failed: int = 0
+    loads_refused: int = 0
+    loads_shared: int = 0
+    prefetch_dropped: int = 0
+    prefetch_misses: int = 0
+    prefetched_units: int = 0
+    prefetches: int = 0
+    store_failures: int = 0
+    stored_nodes: int = 0
+    stored_pages: int = 0
 
 
 class LoadRecord(msgspec.Struct, eq=False):
