@@ -19,10 +19,10 @@ from typing import ClassVar, Final
 import numpy as np
 import xxhash
 
-from radixtide.tiers.storage.base import PageKey, StorageFailed, copy_bytes
+from radixtide.tiers.storage.base import PageKey, StorageFailed
 from radixtide.tiers.storage.chains import Chains
-from radixtide.tiers.storage.frame import HEAD_MAX, BadFrame, decode, encode, read_head
-from radixtide.tiers.storage.threaded import BAD, MISSING, Found, Put, ThreadedBackend
+from radixtide.tiers.storage.frame import HEAD_MAX, BadFrame, encode, read_head
+from radixtide.tiers.storage.threaded import MISSING, Found, Put, ThreadedBackend, unpack
 from radixtide.tiers.storage.threads import Permit
 
 FOLDER: Final = "radixtide-pages-1"
@@ -128,14 +128,7 @@ class FileStore(ThreadedBackend):
                     self._touch(key.chain, file.fileno())
         except FileNotFoundError:
             return MISSING
-        try:
-            payload, digest = decode(key.name, frame[:size], len(target))
-        except BadFrame:
-            return BAD
-        with permit.touching():
-            if len(target):
-                copy_bytes(target, payload)
-        return Found(digest)
+        return unpack(key.name, frame[:size], target, permit)
 
     def _touch(self, chain: str, file: int) -> None:
         """Note a use, and give the file a time by which the next process knows their order."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from radixtide.configs.errors import ConfigError
-from radixtide.tiers.storage.base import PageKey, StorageFailed, copy_bytes, extra
+from radixtide.tiers.storage.base import PageKey, StorageFailed, extra
 from radixtide.tiers.storage.frame import BadFrame, read_head, seal, verify
 from radixtide.tiers.storage.lmdb_books import (
     FORMAT,
@@ -25,7 +25,7 @@ from radixtide.tiers.storage.lmdb_books import (
     footprint,
     read_totals,
 )
-from radixtide.tiers.storage.threaded import BAD, MISSING, Found, Put, ThreadedBackend
+from radixtide.tiers.storage.threaded import BAD, MISSING, Found, Put, ThreadedBackend, deliver
 from radixtide.tiers.storage.threads import Job, Permit, Withdrawn, Workers
 
 if TYPE_CHECKING:
@@ -182,10 +182,7 @@ class LmdbStore(ThreadedBackend):
             digest = verify(key.name, head, payload, len(target))
         except BadFrame:
             return BAD
-        with permit.touching():
-            if len(target):
-                copy_bytes(target, payload)
-        return Found(digest)
+        return deliver(payload, digest, target, permit)
 
     def _reading(self) -> Any:
         try:

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from radixtide.tiers.storage.base import PageKey, StorageFailed, copy_bytes, extra
-from radixtide.tiers.storage.frame import HEAD_MAX, BadFrame, decode, encode_into
-from radixtide.tiers.storage.threaded import BAD, MISSING, Found, Put, ThreadedBackend
+from radixtide.tiers.storage.base import PageKey, StorageFailed, extra
+from radixtide.tiers.storage.frame import HEAD_MAX, encode_into
+from radixtide.tiers.storage.threaded import BAD, MISSING, Found, Put, ThreadedBackend, unpack
 from radixtide.tiers.storage.threads import Permit
 
 PREFIX: Final = "radixtide:"
@@ -127,14 +127,7 @@ class MooncakeStore(ThreadedBackend):
             return BAD
         if answer < 0:
             raise StorageFailed(f"mooncake: a page could not be read (error {answer})")
-        try:
-            payload, digest = decode(key.name, frame, len(target))
-        except BadFrame:
-            return BAD
-        with permit.touching():
-            if len(target):
-                copy_bytes(target, payload)
-        return Found(digest)
+        return unpack(key.name, frame, target, permit)
 
     def _write(self, puts: list[Put], permit: Permit) -> list[bool]:
         # A name twice in one request would leave two values, and readers either of them.

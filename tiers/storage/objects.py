@@ -21,19 +21,18 @@ from radixtide.tiers.storage.base import (
     StorageClosed,
     StorageFailed,
     StoreStats,
-    copy_bytes,
     digest_list,
     extra,
     flat,
 )
-from radixtide.tiers.storage.frame import BadFrame, decode, encode
+from radixtide.tiers.storage.frame import encode
 from radixtide.tiers.storage.threaded import (
-    BAD,
     MISSING,
     Found,
     Put,
     note_found,
     note_stored,
+    unpack,
 )
 from radixtide.tiers.storage.threads import Permit, Workers
 
@@ -170,17 +169,8 @@ class ObjectPages(StorageBackend):
         except self._absent:
             return MISSING
 
-        def unpack(permit: Permit) -> Found:
-            try:
-                payload, digest = decode(key.name, memoryview(data), len(target))
-            except BadFrame:
-                return BAD
-            with permit.touching():
-                if len(target):
-                    copy_bytes(target, payload)
-            return Found(digest)
-
-        return await workers.run("copy", unpack)
+        frame = memoryview(data)
+        return await workers.run("copy", partial(unpack, key.name, frame, target))
 
     async def _put(self, store: ObjectStore, workers: Workers, put: Put) -> bool:
         def pack(permit: Permit) -> bytearray:

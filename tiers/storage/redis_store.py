@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from radixtide.tiers.storage.base import PageKey, StorageFailed, copy_bytes, extra
-from radixtide.tiers.storage.frame import HEAD_MAX, BadFrame, decode, encode
-from radixtide.tiers.storage.threaded import BAD, MISSING, Found, Put, ThreadedBackend
+from radixtide.tiers.storage.base import PageKey, StorageFailed, extra
+from radixtide.tiers.storage.frame import HEAD_MAX, encode
+from radixtide.tiers.storage.threaded import MISSING, Found, Put, ThreadedBackend, unpack
 from radixtide.tiers.storage.threads import Permit
 
 if TYPE_CHECKING:
@@ -139,14 +139,7 @@ def _unpack(key: PageKey, target: memoryview, frame: Any, permit: Permit) -> Fou
     if frame is None:
         permit.check()
         return MISSING
-    try:
-        payload, digest = decode(key.name, memoryview(frame), len(target))
-    except BadFrame:
-        return BAD
-    with permit.touching():
-        if len(target):
-            copy_bytes(target, payload)
-    return Found(digest)
+    return unpack(key.name, memoryview(frame), target, permit)
 
 
 def _batches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -17,9 +17,11 @@ from radixtide.tiers.storage.base import (
     StorageClosed,
     StorageFailed,
     StoreStats,
+    copy_bytes,
     digest_list,
     flat,
 )
+from radixtide.tiers.storage.frame import BadFrame, decode
 from radixtide.tiers.storage.threads import Permit, Workers
 
 
@@ -32,6 +34,23 @@ class Found(NamedTuple):
 
 MISSING = Found(None)
 BAD = Found(None, bad=True)
+
+
+def deliver(payload: memoryview, digest: int, target: memoryview, permit: Permit) -> Found:
+    """Copy a page that was verified into the caller's memory, if the caller still waits."""
+    with permit.touching():
+        if len(target):
+            copy_bytes(target, payload)
+    return Found(digest)
+
+
+def unpack(name: str, frame: memoryview, target: memoryview, permit: Permit) -> Found:
+    """Verify the frame of the page `name`, which was read whole; only then deliver it."""
+    try:
+        payload, digest = decode(name, frame, len(target))
+    except BadFrame:
+        return BAD
+    return deliver(payload, digest, target, permit)
 
 
 class Put(NamedTuple):
