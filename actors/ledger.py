@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from radixtide.components.api import Slots
+from radixtide.components.api import NodeHandle, Slots
 from radixtide.components.request import Request
 from radixtide.configs.errors import InvalidRequest
 from radixtide.tiers.request_pool import ReqToTokenPool
@@ -65,6 +65,15 @@ class Entry:
     def indices(self, pool: ReqToTokenPool, length: int) -> torch.Tensor:
         """Return the first `length` entries of the request's row, as a view."""
         return torch.from_numpy(self._row(pool, length)[:length])
+
+    def show_prefix(self, pool: ReqToTokenPool, node: Node, handle: NodeHandle) -> None:
+        """Note that the request has the path to `node` locked, and tell it what that comes to."""
+        self.node = node
+        self.protected = node.end
+        req = self.req
+        req.prefix_indices = self.indices(pool, node.end)
+        req.last_node = handle
+        req.cache_protected_len = node.end
 
     def _row(self, pool: ReqToTokenPool, length: int) -> Slots:
         """Return the request's row, at least `length` long."""

@@ -243,7 +243,8 @@ class CacheLife:
         system.stop()
         if self._tiering is not None:
             await self._tiering.close()
-            for job in self._state.tiers.jobs if self._state.tiers is not None else ():
+            assert self._state.tiers is not None
+            for job in self._state.tiers.jobs:
                 if job.gate is not None and not job.gate.settled:
                     # Its copy was never begun: nobody else would tell who waits for a layer.
                     job.gate.fail("the cache was closed")

@@ -19,7 +19,7 @@ from radixtide.actors.cascade import MustWait, evict_one
 from radixtide.actors.jobs import LOAD, Job
 from radixtide.actors.messages import GetSizes, LockSplit, PathSlots, Splits, Unlock
 from radixtide.actors.op_backup import transfers_of
-from radixtide.actors.op_match import check_request, check_row, check_tokens, depth_of
+from radixtide.actors.op_match import check_request, check_row, check_tokens, depth_of, own
 from radixtide.actors.op_match_tiers import cut_to, find_reach
 from radixtide.actors.state import State, put_on_path
 from radixtide.actors.tier_messages import (
@@ -283,15 +283,7 @@ def _started(
             number, node, receipt.id, rid, device, node.end, numbers, before=before
         )
     if req is not None:
-        entry = state.ledger.open(req, state.rows)
-        entry.receipt = receipt.id
-        entry.node = node
-        entry.protected = node.end
-        entry.write(state.rows, 0, slots)
-        req.prefix_indices = entry.indices(state.rows, node.end)
-        req.last_node = receipt.node
-        req.cache_protected_len = node.end
-        req.lock = receipt
+        own(state, req, node, receipt, slots)
         req.counted_len = max(req.counted_len, node.end)
     return LoadStarted(
         number, receipt, device, node.end, indices, [job.gate for job in jobs], req is not None

@@ -155,12 +155,7 @@ def _move_lock(
         if entry.row_index is not None:
             # Nothing may take these for slots that the request has.
             state.rows.array[entry.row_index, node.end : entry.protected] = -1
-        entry.node = node
-        entry.protected = node.end
-        req = entry.req
-        req.prefix_indices = entry.indices(state.rows, node.end)
-        req.last_node = state.handle(node)
-        req.cache_protected_len = node.end
+        entry.show_prefix(state.rows, node, state.handle(node))
 
 
 def wait_load(state: State, p: WaitLoad) -> Any:

@@ -287,7 +287,7 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
         records = [record for _, record in parts] if matched else []
         receipt = state.issue(node, handle, records, None if req is None else req.rid)
         if req is not None:
-            _own(state, req, node, receipt, slots)
+            own(state, req, node, receipt, slots)
     if job.reason is not None:
         # Where only a slot for the copy was missing, nothing is worth computing again.
         windows, states = (
@@ -328,17 +328,12 @@ def _found(state: State, job: Matching, parts: list[tuple[Slots, Any]]) -> Match
     )
 
 
-def _own(state: State, req: Request, node: Node, receipt: LockReceipt, slots: Slots) -> None:
-    """Enter a locked match into the ledger as the request's."""
-    matched = len(slots)
+def own(state: State, req: Request, node: Node, receipt: LockReceipt, slots: Slots) -> None:
+    """Enter a locked path and its slots into the ledger as the request's."""
     entry = state.ledger.open(req, state.rows)
     entry.receipt = receipt.id
-    entry.node = node
-    entry.protected = matched
     entry.write(state.rows, 0, slots)
-    req.prefix_indices = entry.indices(state.rows, matched)
-    req.last_node = receipt.node
-    req.cache_protected_len = matched
+    entry.show_prefix(state.rows, node, receipt.node)
     req.lock = receipt
 
 

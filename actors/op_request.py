@@ -174,12 +174,8 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     node = inserted.node
     receipt = state.issue(node, state.handle(node), [record for record, _ in settled], req.rid)
     entry.receipt = receipt.id
-    entry.node = inserted.node
-    entry.protected = end
+    entry.show_prefix(state.rows, node, receipt.node)
     entry.allocated = max(entry.allocated - walk.limit, 0)
-    req.prefix_indices = entry.indices(state.rows, end)
-    req.last_node = receipt.node
-    req.cache_protected_len = end
     req.lock = receipt
     req.counted_len = max(req.counted_len, end)
     for other in inserted.parts[1:]:

@@ -20,7 +20,49 @@ if TYPE_CHECKING:
     from radixtide.actors.tier_face import TieredCache
 
 
-class LoadBack:
+class Handle:
+    """A transfer that a caller can let go of: by ``close``, or at the end of ``async with``.
+
+    ``closing``: the call that lets go. ``what``: its name in the warning when it was never closed.
+    ``taken``: it is a request's, which lets go of it at its own end; so nobody is warned.
+    """
+
+    def __init__(
+        self, cache: TieredCache, closing: Any, what: str, *, closed: bool = False, taken: bool
+    ) -> None:
+        self._cache = cache
+        self._closing = closing
+        self._what = what
+        self._closed = closed
+        self._taken = taken
+
+    async def close(self) -> None:
+        """Let go: of a lock that no request has, or of what has not arrived. Idempotent."""
+        if not self._closed:
+            with suppress(CacheClosed):
+                await self._cache._give(self._closing, None)
+            self._closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Post the release; nothing is awaited, so that a cancelled block releases too."""
+        if not self._closed:
+            self._closed = True
+            self._cache.post(self._closing)
+
+    def __del__(self, warn: Any = warnings.warn) -> None:
+        if not (self._closed or self._taken):
+            warn(f"a {self._what} was never closed", ResourceWarning, source=self)
+
+
+class LoadBack(Handle):
     """A load from the host, and the lock on what it brings.
 
     Close it, or use ``async with``, when the lock is not needed any more; a load that was made for
@@ -32,11 +74,11 @@ class LoadBack:
     """
 
     def __init__(self, cache: TieredCache, started: LoadStarted) -> None:
-        self._cache = cache
+        closing = CloseLoad(started.number)
+        what = f"load_back of {started.length} units"
+        super().__init__(cache, closing, what, taken=started.taken)
         self._number = started.number
         self._gates = started.gates
-        self._taken = started.taken
-        self._closed = False
         self._failed = False
         self._over = not started.gates
         self.receipt: LockReceipt = started.receipt
@@ -80,35 +122,8 @@ class LoadBack:
         for gate in self._gates:
             gate.wait_layer(layer, timeout)
 
-    async def close(self) -> None:
-        """Release the lock, unless a request has it. Idempotent."""
-        if not self._closed:
-            with suppress(CacheClosed):
-                await self._cache._give(CloseLoad(self._number), None)
-            self._closed = True
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Post the release; nothing is awaited, so that a cancelled block releases too."""
-        if not self._closed:
-            self._closed = True
-            self._cache.post(CloseLoad(self._number))
-
-    def __del__(self, warn: Any = warnings.warn) -> None:
-        if not (self._closed or self._taken):
-            warn(
-                f"a load_back of {self.length} units was never closed", ResourceWarning, source=self
-            )
-
-
-class Prefetch:
+class Prefetch(Handle):
     """A fetch from storage into the host.
 
     ``pages``: how many it asks for at most; 0 when there is nothing to fetch.
@@ -121,11 +136,11 @@ class Prefetch:
         config: StorageConfig | None,
         taken: bool,
     ) -> None:
-        self._cache = cache
+        closing = EndFetch(started.number, False)
+        what = f"prefetch of {started.pages} pages"
+        super().__init__(cache, closing, what, closed=not started.number, taken=taken)
         self._number = started.number
         self._config = config
-        self._closed = not started.number
-        self._taken = taken
         self._brought: int | None = None if started.number else 0
         self._deadline: float | None = None
         self.pages = started.pages
@@ -161,29 +176,3 @@ class Prefetch:
             self._brought = await self._cache._take(WaitFetch(self._number), timeout)
         if scope.cancelled_caught:
             await self._cache._give(EndFetch(self._number, True), None)
-
-    async def close(self) -> None:
-        """Give up what has not arrived. Idempotent; what is on the host stays."""
-        if not self._closed:
-            with suppress(CacheClosed):
-                await self._cache._give(EndFetch(self._number, False), None)
-            self._closed = True
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Post the end; nothing is awaited."""
-        if not self._closed:
-            self._closed = True
-            self._cache.post(EndFetch(self._number, False))
-
-    def __del__(self, warn: Any = warnings.warn) -> None:
-        if not (self._closed or self._taken):
-            words = f"a prefetch of {self.pages} pages was never closed"
-            warn(words, ResourceWarning, source=self)

@@ -6,10 +6,10 @@ The note of a failure ends with one line of Python that repeats the shortest wal
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from time import perf_counter
 
 from support.oracle_setup import HybridSetup
 from support.oracle_walk import OracleWalk
+from support.shrinking import shrunk
 
 
 def replay(setup: HybridSetup, seed: int, numbers: Iterable[int], longest: int = 6) -> list[str]:
@@ -39,19 +39,7 @@ def shortest(
             return False
         return False
 
-    deadline = perf_counter() + seconds
-    kept = list(numbers)
-    size = len(kept) // 2
-    while size:
-        at = 0
-        while at < len(kept) and perf_counter() < deadline:
-            fewer = kept[:at] + kept[at + size :]
-            if fails(fewer):
-                kept = fewer
-            else:
-                at += size
-        size //= 2
-    return kept
+    return shrunk(numbers, fails, seconds)
 
 
 def walk(

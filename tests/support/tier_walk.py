@@ -13,12 +13,12 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from support.caches import assert_nothing_held, system_of
+from support.shrinking import shrunk
 from support.tier_walk_serving import Serving
 from support.tier_walk_setup import TierSetup
 
@@ -245,19 +245,7 @@ def shortest(
             return _kind(other) == _kind(error)
         return False
 
-    deadline = perf_counter() + seconds
-    kept = list(numbers)
-    size = len(kept) // 2
-    while size:
-        at = 0
-        while at < len(kept) and perf_counter() < deadline:
-            fewer = kept[:at] + kept[at + size :]
-            if fails(fewer):
-                kept = fewer
-            else:
-                at += size
-        size //= 2
-    return kept
+    return shrunk(numbers, fails, seconds)
 
 
 def _kind(error: BaseException) -> tuple[str, str, str]:
