@@ -13,6 +13,7 @@ ROOMS: Final = (
     "cli",
     "serving",
     "radixtide",
+    "simulation",
     "actors",
     "components",
     "tiers",

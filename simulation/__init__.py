@@ -1,0 +1,1 @@
+"""Faults as data, and a deterministic simulator of the whole cache that finds what they break."""
