@@ -62,6 +62,13 @@ class Actor:
     def on_restart(self, error: BaseException) -> None:
         """Run after a crash, before the message in hand comes again. State is kept."""
 
+    def set_aside(self, error: BaseException) -> Mapping[type, Handler] | None:
+        """Return handlers that do without this actor's state, as it crashed too often.
+
+        None: nobody can do without, so it stays down.
+        """
+        return None
+
     def give_back(self, message: Any, reply: Any) -> Any:
         """Return the message to itself that undoes a `reply` nobody took, or None."""
         return None

@@ -46,6 +46,7 @@ from radixtide.components.checks import (
     check_request,
     expect,
 )
+from radixtide.components.outcomes import NO_SIZES
 from radixtide.components.request import Request
 from radixtide.configs.errors import Busy
 from radixtide.tree.key import RadixKey
@@ -386,7 +387,11 @@ class UnifiedRadixCache(TieredCache):
         if self._tiering is not None:
             counters.update(self._tiering.counters())
         storage = self.storage_jobs
+        actors = system.statistics()
         for component in self._components:
+            if actors[component.name].degraded:
+                pools[component.name] = {"device": PoolStats(**msgspec.structs.asdict(NO_SIZES))}
+                continue
             counters.update(component.counters())
             tiers = {"device": component.sizes(), "host": component.host_sizes()}
             pools[component.name] = {
@@ -396,7 +401,7 @@ class UnifiedRadixCache(TieredCache):
             }
         return CacheStats(
             pools=pools,
-            actors=system.statistics(),
+            actors=actors,
             nodes=len(state.tree),
             receipts=len(state.receipts),
             requests=len(state.ledger),

@@ -46,6 +46,8 @@ class Cell:
         self.handled = 0
         self.failures = 0
         self.restarts = 0
+        self.degraded = False
+        """Whether the actor was set aside: it answers, and does nothing."""
         self._scheduled = False
         self._depth_max = 0
 
@@ -116,6 +118,7 @@ class Cell:
             handling_max_s=times.handling_max_s,
             device_lru=device_lru,
             host_lru=host_lru,
+            degraded=self.degraded,
         )
 
     # -- direct delivery --------------------------------------------------------
@@ -218,10 +221,10 @@ class Cell:
             if known is not None:
                 reply, refused = known
             else:
-                for interceptor in self.system.interceptors:
-                    interceptor.before_handle(envelope)
                 reply, refused = None, None
                 try:
+                    for interceptor in self.system.interceptors:
+                        interceptor.before_handle(envelope)
                     reply = self.run(envelope)
                     if reply.__class__ is Sentinel:
                         if reply is not PARKED:
@@ -281,20 +284,42 @@ class Cell:
 
     def restart(self, error: BaseException) -> None:
         """Restart the actor in place, or stop it when it has crashed too often."""
-        self.failures += 1
         self.busy = False
+        if self._revive(error):
+            self.free()
+
+    def kill(self, error: BaseException) -> bool:
+        """Crash the actor now; False: it is down already.
+
+        Between two messages, or in a conversation that waits for answers, which goes on after.
+        """
+        if self.open:
+            self._revive(error)
+            return True
+        return False
+
+    def _revive(self, error: BaseException) -> bool:
+        """Restart the actor in place; False: it crashed too often, and is stopped.
+
+        One that others can do without is set aside then, and goes on without its state.
+        """
+        self.failures += 1
         if not self.system.may_restart(self):
-            failed = ActorFailed(
-                f"actor {self.name} crashed {self.failures} times, last with {error!r}; "
-                "it stays down: open a new cache"
-            )
-            failed.__cause__ = error
-            self.stop(failed)
-            return
+            instead = self.actor.set_aside(error)
+            if instead is None:
+                failed = ActorFailed(
+                    f"actor {self.name} crashed {self.failures} times, last with {error!r}; "
+                    "it stays down: open a new cache"
+                )
+                failed.__cause__ = error
+                self.stop(failed)
+                return False
+            self.degraded = True
+            self.handlers.update(instead)
         self.restarts += 1
         self.actor.on_restart(error)
         self.system.restarted(self)
-        self.free()
+        return True
 
     def may_redeliver(self, message: Any, deliveries: int) -> bool:
         """Return whether a message that crashed its receiver may come again.

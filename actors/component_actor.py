@@ -6,7 +6,7 @@ the coordinator, which waits meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from radixtide.actors.actor import Actor, Handler
@@ -44,6 +44,7 @@ from radixtide.actors.messages import (
     Unreserve,
     Validate,
 )
+from radixtide.actors.set_aside import SetAside
 from radixtide.actors.tier_messages import (
     BackupNeed,
     BeginBackup,
@@ -67,7 +68,7 @@ from radixtide.actors.tier_messages import (
 from radixtide.components.api import Slots, Violation
 from radixtide.components.base import TreeComponent
 from radixtide.components.insertion import InsertPart
-from radixtide.components.outcomes import Moving, Reserved, Shortage, Sizes
+from radixtide.components.outcomes import NO_SIZES, Moving, Reserved, Shortage, Sizes
 from radixtide.tiers.slots import EMPTY
 from radixtide.tree.node import Node
 
@@ -78,6 +79,9 @@ class ComponentActor(Actor):
     def __init__(self, component: TreeComponent) -> None:
         self.component = component
         self.name = component.name
+        self.refuse_host: Callable[[str], bool] | None = None
+        """See the cache's attribute of that name."""
+        self._aside: SetAside | None = None
 
     def handlers(self) -> Mapping[type, Handler]:
         """Return one handler a message of :mod:`radixtide.actors.messages`."""
@@ -137,7 +141,14 @@ class ComponentActor(Actor):
 
     def lru_lengths(self) -> tuple[int | None, int | None]:
         """Return the lengths of the component's device and host order."""
-        return self.component.lru_lengths()
+        return (None, None) if self._aside is not None else self.component.lru_lengths()
+
+    def set_aside(self, error: BaseException) -> Mapping[type, Handler] | None:
+        """Go on without this component, where the others can do without it."""
+        if not self.component.independent or self._aside is not None:
+            return None
+        self._aside = SetAside(self.component)
+        return self._aside.handlers()
 
     def sizes(self) -> Sizes:
         """Return the component's sizes, an immutable record, for statistics."""
@@ -310,7 +321,11 @@ class ComponentActor(Actor):
     def backup_need(self, m: BackupNeed) -> tuple[int, int]:
         """Answer what a backup takes, and what is free."""
         sizes = self.component.host_sizes()
-        return self.component.backup_need(m.nodes), 0 if sizes is None else sizes.free
+        free = 0 if sizes is None or self._no_host() else sizes.free
+        return self.component.backup_need(m.nodes), free
+
+    def _no_host(self) -> bool:
+        return self.refuse_host is not None and self.refuse_host(self.name)
 
     def end_backup(self, m: EndBackup) -> None:
         """Attach host copies, or give them up."""
@@ -336,6 +351,8 @@ class ComponentActor(Actor):
         """Take host slots for pages."""
         books = self.component.host_allocator
         page = books.page_size if books is not None else 1
+        if self._no_host():
+            return Shortage(m.pages * page, self.component.host_sizes() or NO_SIZES)
         return self.component.reserve_host(m.pages * page, m.job)
 
     def release_host(self, m: ReleaseHost) -> None:

@@ -102,8 +102,10 @@ class Interceptor(Protocol):
     """The seam for journals and faults. While one is installed, every message is queued.
 
     ``on_send`` and ``on_reply`` get a ``deliver`` to call: not at all (drop), now, later (delay,
-    stall), or more than once (duplicate). ``before_handle`` and ``after_handle`` may raise, which
-    crashes the receiver at that point.
+    stall), or more than once (duplicate); ``on_send`` may raise MailboxFull where a call that takes
+    is sent. ``before_handle`` and ``after_handle`` may raise, which crashes the receiver at that
+    point; a RadixtideError that ``before_handle`` raises is the answer instead, as if the handler
+    had refused: for messages that do not apply, which may be refused.
     """
 
     def on_send(self, envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,14 @@ from radixtide.actors.op_tiers import Pump
 from radixtide.actors.state import State
 from radixtide.actors.storage_jobs import StorageJobs
 from radixtide.actors.system import ActorSystem
-from radixtide.actors.tier_making import make_copy_engine, make_host_pools, open_storage_jobs
+from radixtide.actors.tier_making import (
+    MakeEngine,
+    MakeStore,
+    make_copy_engine,
+    make_host_pools,
+    open_by_url,
+    open_storage_jobs,
+)
 from radixtide.actors.tier_state import TierState
 from radixtide.actors.tiering import TieringActor, report_of_failure
 from radixtide.components.base import TreeComponent
@@ -39,6 +47,12 @@ from radixtide.tiers.request_pool import ReqToTokenPool
 from radixtide.tiers.slots import SlotAllocator
 from radixtide.tree.radix_tree import RadixTree
 
+RefuseHost = Callable[[str], bool]
+
+
+class Killed(Exception):
+    """What an actor dies of that is killed."""
+
 
 class CacheLife:
     """Makes, starts and closes a cache's actors, and brings calls to the coordinator."""
@@ -49,16 +63,23 @@ class CacheLife:
         *,
         agreement: Agreement | None = None,
         clock: Clock | None = None,
+        make_engine: MakeEngine | None = None,
+        make_store: MakeStore | None = None,
     ) -> None:
+        self._make_engine = make_engine
+        self._make_store = make_store
+        self._refuse_host: RefuseHost | None = None
         self._agreement = agreement if agreement is not None else Alone()
         self._clock = clock
         self._stepping: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._setting = False
         self.config = validate(config, policies=plugin_policies(), components=plugin_components())
         self.page_size = config.page_size
         requests = config.pools.requests
         self.req_to_token_pool = ReqToTokenPool(requests.max_requests, requests.max_context)
         self._components: list[TreeComponent] = []
+        self._actors: list[ComponentActor] = []
         self._system: ActorSystem | None = None
         self._coordinator: Cell | None = None
         self._state: State
@@ -82,10 +103,18 @@ class CacheLife:
         *,
         agreement: Agreement | None = None,
         clock: Clock | None = None,
+        make_engine: MakeEngine | None = None,
+        make_store: MakeStore | None = None,
     ) -> Self:
         """Return a cache configured by a TOML file. Raises ConfigError."""
         config = load_config(Path(path), policies=plugin_policies(), components=plugin_components())
-        return cls(config, agreement=agreement, clock=clock)
+        return cls(
+            config,
+            agreement=agreement,
+            clock=clock,
+            make_engine=make_engine,
+            make_store=make_store,
+        )
 
     def _build(self) -> None:
         config = self.config
@@ -105,7 +134,9 @@ class CacheLife:
         loop = asyncio.get_running_loop()
         system = ActorSystem(loop, self.config.limits, self.config.delivery == "direct")
         self._state = state = State(self.config, self._tree, self.req_to_token_pool, loop.time)
-        cells = [system.spawn(ComponentActor(component)) for component in self._components]
+        self._actors = [ComponentActor(component) for component in self._components]
+        self.refuse_host = self._refuse_host
+        cells = [system.spawn(actor) for actor in self._actors]
         state.attach(cells, [one.traits() for one in self._components])
         state.together = self._agreement.ranks > 1
         if state.together:
@@ -135,7 +166,12 @@ class CacheLife:
         """Start the tiering actor, with a storage where the config has one."""
         config = self.config
         engine = make_copy_engine(
-            host, self._components, self.memory, self.host_pools, self._clock or system.loop
+            host,
+            self._components,
+            self.memory,
+            self.host_pools,
+            self._clock or system.loop,
+            self._make_engine,
         )
         storage = None
         try:
@@ -205,7 +241,12 @@ class CacheLife:
                 "storage.ranks out, or make them the same"
             )
         return await open_storage_jobs(
-            self.config, config, self._components, self.memory, self.host_pools
+            self.config,
+            config,
+            self._components,
+            self.memory,
+            self.host_pools,
+            self._make_store or open_by_url,
         )
 
     @property
@@ -232,24 +273,35 @@ class CacheLife:
         """Carry out what was given, then stop the actors. Idempotent.
 
         Waits at most `timeout` seconds for queued calls; then they are answered with CacheClosed.
+        Once begun it is carried out, whoever still waits for it.
         """
         system = self._system
-        if system is None or self._coordinator is None or not self._coordinator.open:
+        if system is None or self._coordinator is None:
             return
+        if self._closing is None:
+            self._closing = system.own(self._close(system, self._coordinator, timeout))
+        await asyncio.wait((self._closing,))
+        self._closing.result()
+
+    async def _close(self, system: ActorSystem, coordinator: Cell, timeout: float) -> None:
         deadline = system.loop.time() + timeout
-        # Each turn of the loop drains a batch; there is no other event to wait for.
-        while not system.quiet and system.loop.time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        # Each turn of the loop drains a batch; there is no other event to wait for. What is not
+        # done after many turns waits for a time, or for a transfer.
+        turns = self.config.limits.mailbox_capacity
+        while coordinator.open and not system.quiet and system.loop.time() < deadline:
+            turns -= 1
+            await asyncio.sleep(0 if turns > 0 else 0.001)
         system.stop()
-        if self._tiering is not None:
-            await self._tiering.close()
-            assert self._state.tiers is not None
-            for job in self._state.tiers.jobs:
-                if job.gate is not None and not job.gate.settled:
-                    # Its copy was never begun: nobody else would tell who waits for a layer.
-                    job.gate.fail("the cache was closed")
-            if (storage := self.storage_jobs) is not None:
-                await storage.close()
+        if self._tiering is None:
+            return
+        await self._tiering.close()
+        assert self._state.tiers is not None
+        for job in self._state.tiers.jobs:
+            if job.gate is not None and not job.gate.settled:
+                # Its copy was never begun: nobody else would tell who waits for a layer.
+                job.gate.fail("the cache was closed")
+        if (storage := self.storage_jobs) is not None:
+            await storage.close()
 
     def _on_restarted(self, cell: Cell) -> None:
         # One repair that waits is enough, however many crashes there are.
@@ -330,3 +382,21 @@ class CacheLife:
     def remove_interceptor(self, interceptor: Interceptor) -> None:
         """Take an interceptor out again."""
         self._open_system().remove_interceptor(interceptor)
+
+    def kill(self, actor: str) -> bool:
+        """Crash an actor now, to see that the cache lives with it; False: it is down already.
+
+        Between two messages, or while it waits for answers. Counts against the restart limit.
+        """
+        return self._open_system().kill(actor, Killed(f"actor {actor} was killed"))
+
+    @property
+    def refuse_host(self) -> RefuseHost | None:
+        """Asked, with a component's name, when host memory is looked for; True: there is none."""
+        return self._refuse_host
+
+    @refuse_host.setter
+    def refuse_host(self, decide: RefuseHost | None) -> None:
+        self._refuse_host = decide
+        for actor in self._actors:
+            actor.refuse_host = decide

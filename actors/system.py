@@ -109,6 +109,14 @@ class ActorSystem:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def owns(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether `task` is one of :meth:`own`: nobody's but the system's."""
+        return task in self._tasks
+
+    def kill(self, name: str, error: BaseException) -> bool:
+        """Crash the actor of that name now; False: there is none, or it is down."""
+        return any(cell.kill(error) for cell in self._cells if cell.name == name)
+
     def may_restart(self, cell: Cell) -> bool:
         """Count a crash; return whether the restart limit still allows a restart."""
         now = self.loop.time()
@@ -269,7 +277,11 @@ class ActorSystem:
         envelope = self.envelope(sender, cell, message, gives=gives)
         envelope.deliveries = int(outcome is REDELIVER)
         pending = PendingReply(self, envelope, timeout, gives)
-        self.send(envelope)
+        try:
+            self.send(envelope)
+        except MailboxFull:
+            pending.refuse()
+            raise
         return pending
 
     # -- what may go wrong ----------------------------------------------------------
@@ -343,6 +355,12 @@ class PendingReply:
             self._future.set_exception(error)
         else:
             self._future.set_result(reply)
+
+    def refuse(self) -> None:
+        """Forget the call: it was not sent."""
+        self._timer.cancel()
+        self._lost = True
+        self._envelope.settled = True
 
     def _expire(self, timeout: float) -> None:
         if self._future.done():

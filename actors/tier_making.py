@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import anyio
 
 from radixtide.actors.storage_jobs import StorageJobs, StoredPool
 from radixtide.components.base import TreeComponent
@@ -14,8 +16,14 @@ from radixtide.tiers.copy_making import make_engine
 from radixtide.tiers.copy_modelled import Clock, ModelledEngine
 from radixtide.tiers.host_pool import HostPool
 from radixtide.tiers.page_hash import Plain, identity
+from radixtide.tiers.storage.base import StorageBackend
 from radixtide.tiers.storage.breaker import Guarded
 from radixtide.tiers.storage.open import open_storage
+
+Ends = dict[str, tuple[list[list[Any]], HostPool]]
+"""By pool: the tensors of the device pool, by layer, and the host pool."""
+MakeEngine = Callable[[HostConfig, Ends], CopyEngine]
+MakeStore = Callable[[StorageConfig], StorageBackend]
 
 
 def make_host_pools(
@@ -38,13 +46,24 @@ def make_copy_engine(
     memory: dict[str, Any],
     pools: dict[str, HostPool],
     clock: Clock,
+    make: MakeEngine | None,
 ) -> CopyEngine:
-    """Return what copies between these pools; where they have no bytes, copies are modelled."""
+    """Return what copies between these pools; where they have no bytes, copies are modelled.
+
+    `make`: makes it instead of what the config names, where there are bytes.
+    """
     if not pools:
         sizes = {one.name: one.bytes_per_slot() for one in components}
         return ModelledEngine(clock, sizes, host.bandwidth)
     ends = {name: (memory[name].parts(), pool) for name, pool in pools.items()}
+    if make is not None:
+        return make(host, ends)
     return make_engine(ends, host.backend, host.verify)
+
+
+def open_by_url(storage: StorageConfig) -> StorageBackend:
+    """Return the store that the config names."""
+    return open_storage(storage.url, max_bytes=storage.max_bytes, timeout_s=storage.timeout_s)
 
 
 async def open_storage_jobs(
@@ -53,8 +72,9 @@ async def open_storage_jobs(
     components: Sequence[TreeComponent],
     memory: dict[str, Any],
     pools: dict[str, HostPool],
+    make: MakeStore,
 ) -> StorageJobs:
-    """Open the store that `storage` names, for the pools of this cache."""
+    """Open the store that `make` makes of `storage`, for the pools of this cache."""
     stored = []
     for one in components:
         traits = one.traits()
@@ -81,7 +101,7 @@ async def open_storage_jobs(
         storage.ranks,
         geometry,
     )
-    raw = open_storage(storage.url, max_bytes=storage.max_bytes, timeout_s=storage.timeout_s)
+    raw = make(storage)
     raw.check()
     backend = Guarded(
         raw,
@@ -90,5 +110,11 @@ async def open_storage_jobs(
         reset_s=storage.breaker_reset_s,
         clock=asyncio.get_running_loop().time,
     )
-    await backend.open()
+    try:
+        await backend.open()
+    except BaseException:
+        # Nobody else knows of it: what it has opened by now would stay open.
+        with anyio.CancelScope(shield=True):
+            await backend.close()
+        raise
     return StorageJobs(backend, storage, stored, whose, page, config.bigram)

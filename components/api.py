@@ -343,7 +343,10 @@ class PoolStats(msgspec.Struct, frozen=True):
 
 
 class ActorStats(msgspec.Struct, frozen=True):
-    """One actor: what it did and what waits for it. Times in seconds."""
+    """One actor: what it did and what waits for it. Times in seconds.
+
+    ``degraded``: it crashed too often and was set aside; the others go on without what it had.
+    """
 
     name: str
     alive: bool
@@ -359,6 +362,7 @@ class ActorStats(msgspec.Struct, frozen=True):
     handling_max_s: float
     device_lru: int | None = None
     host_lru: int | None = None
+    degraded: bool = False
 
 
 class CacheStats(msgspec.Struct, frozen=True):

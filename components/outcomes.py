@@ -29,6 +29,9 @@ class Sizes(msgspec.Struct, frozen=True):
     in_flight: int = 0
 
 
+NO_SIZES: Final = Sizes(0, 0, 0, 0, 0)
+
+
 class Shortage(msgspec.Struct, frozen=True):
     """Why slots can not be taken: ``wanted`` slots in whole pages, and what the pool has."""
 

@@ -36,6 +36,7 @@ from support.caches import (
     take,
     tokens,
 )
+from support.hooks import HOOKS, failing
 from support.hybrids import admit, chunk, decode
 from support.interceptors import CrashAfter, CrashBefore, Delay, DropReply, Duplicate
 from support.plugin import (
@@ -50,50 +51,6 @@ from support.plugin import (
 )
 
 LIMITS = LimitsConfig(call_timeout_s=20.0, restarts_max=1000)
-HOOKS = (
-    "create_match_validator",
-    "finalize_match_result",
-    "check_insert",
-    "apply_insert",
-    "redistribute_on_node_split",
-    "drive_eviction",
-    "evict_nodes",
-    "acquire_component_lock",
-    "release_component_lock",
-    "quote",
-    "grant",
-    "path_slots",
-    "describe",
-    "release_holding",
-    "carrier_released",
-    "cleanup_after_caching_req",
-)
-
-
-class Planted(Exception):
-    """What a planted hook raises."""
-
-
-def failing(hook: str, when: str, skip: int, times: int = 1) -> type[Any]:
-    """Return the component with one hook that raises: so many calls pass first.
-
-    `when`: "before" it has done anything, or "after" it has done everything.
-    """
-    left = {"skip": skip, "times": times}
-
-    def planted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        original = getattr(SidecarClass, hook)
-        if left["skip"] or not left["times"]:
-            left["skip"] = max(left["skip"] - 1, 0)
-            return original(self, *args, **kwargs)
-        left["times"] -= 1
-        if when == "after":
-            original(self, *args, **kwargs)
-        raise Planted(hook)
-
-    kind = type("Failing", (SidecarClass,), {hook: planted})
-    kind.left = left  # type: ignore[attr-defined]  # for the test
-    return kind
 
 
 async def live(cache: UnifiedRadixCache) -> None:
@@ -188,20 +145,6 @@ async def test_a_plan_that_raises_every_time_fails_its_call_alone(
             await assert_sound(cache)
             assert await page_ids(cache, found) == [0, 1, 2]
             assert (await spare_ids(cache))[2] == 3
-
-
-async def test_a_component_that_never_recovers_stays_down_and_the_calls_say_so(
-    delivery: Delivery,
-) -> None:
-    limits = LimitsConfig(call_timeout_s=20.0, restarts_max=3)
-    fields = with_sidecar(page_size=16, size=1024)
-    with registered(failing("apply_insert", "before", 0, times=1000)):
-        async with open_cache(delivery=delivery, limits=limits, audit=False, **fields) as cache:
-            with pytest.raises(ActorFailed):
-                await store(cache, key(400))
-            assert not (await cache.stats()).actors[NAME].alive
-            with pytest.raises(ActorFailed, match="it stays down: open a new cache"):
-                await store(cache, key(400))
 
 
 # -- crashes and lost messages --------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Lanes: a queue and a thread for each direction, and what a job waits for before it begins.
 
-What every engine with threads has in common. An engine derives from :class:`LaneEngine` and says
-how the bytes of one job move.
+What every engine that moves bytes has in common. An engine with threads derives from
+:class:`LaneEngine` and says how the bytes of one job move.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import queue
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -164,20 +164,28 @@ class Ticket:
             self.wake.wait()
 
 
-class LaneEngine(CopyEngine):
-    """Queues, threads, order, fences, cancellation and answers; subclasses move the bytes.
+class Lane(Protocol):
+    """Carries out the jobs of one direction in order, and has the engine report each."""
+
+    def put(self, ticket: Ticket) -> None:
+        """Take a job; returns at once."""
+
+    def close(self) -> None:
+        """Return when all jobs are reported; each of them was told to stop."""
+
+
+class OrderedEngine(CopyEngine):
+    """Checks, order, fences, cancellation and answers; the lanes of subclasses move the bytes.
 
     Args:
         pools: device tensors and host memory of each pool.
         verify: take digests on backups and compare them on loads.
-        in_flight: jobs of a direction that are begun while one before them is under way (an engine
-            whose copies run by themselves); 0: one after the other.
 
     Raises:
         InvalidInput: a host pool was not made for these tensors.
     """
 
-    def __init__(self, pools: PoolPairs, verify: bool, in_flight: int = 0) -> None:
+    def __init__(self, pools: PoolPairs, verify: bool) -> None:
         self.verify = verify
         self._pools = {
             name: (_device_rows(name, parts, host), host) for name, (parts, host) in pools.items()
@@ -185,15 +193,13 @@ class LaneEngine(CopyEngine):
         self._tickets: dict[int, Ticket] = {}
         self._fences: list[Wait] = []
         self._closed = False
-        self._lanes = {direction: _Lane(self, direction, in_flight) for direction in DIRECTIONS}
+        self._lanes: dict[Direction, Lane] = {
+            direction: self.make_lane(direction) for direction in DIRECTIONS
+        }
 
     @abstractmethod
-    def begin(self, ticket: Ticket) -> Callable[[], Moved]:
-        """Begin to move the bytes; return what waits for the end of it.
-
-        Called on the lane's thread when the futures of the job are done; the second part on the
-        same thread, or on the lane's other one where several jobs may be in flight.
-        """
+    def make_lane(self, direction: Direction) -> Lane:
+        """Return what carries out the jobs of one direction; called once for each."""
 
     def submit(self, job: CopyJob) -> None:  # noqa: D102  # as in CopyEngine
         if self._closed:
@@ -282,8 +288,37 @@ class LaneEngine(CopyEngine):
             logger.exception("on_done of copy %d raised", job.number)
 
 
-class _Lane:
-    """The jobs of one direction, in order."""
+class LaneEngine(OrderedEngine):
+    """Has a thread for each direction; subclasses say how the bytes of one job move.
+
+    Args:
+        pools: device tensors and host memory of each pool.
+        verify: take digests on backups and compare them on loads.
+        in_flight: jobs of a direction that are begun while one before them is under way (an engine
+            whose copies run by themselves); 0: one after the other.
+
+    Raises:
+        InvalidInput: a host pool was not made for these tensors.
+    """
+
+    def __init__(self, pools: PoolPairs, verify: bool, in_flight: int = 0) -> None:
+        self._in_flight = in_flight
+        super().__init__(pools, verify)
+
+    def make_lane(self, direction: Direction) -> Lane:  # noqa: D102  # as in OrderedEngine
+        return _ThreadLane(self, direction, self._in_flight)
+
+    @abstractmethod
+    def begin(self, ticket: Ticket) -> Callable[[], Moved]:
+        """Begin to move the bytes; return what waits for the end of it.
+
+        Called on the lane's thread when the futures of the job are done; the second part on the
+        same thread, or on the lane's other one where several jobs may be in flight.
+        """
+
+
+class _ThreadLane:
+    """The jobs of one direction, in order, on a thread."""
 
     def __init__(self, engine: LaneEngine, direction: Direction, in_flight: int) -> None:
         self._engine = engine
