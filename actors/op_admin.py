@@ -149,7 +149,7 @@ def repair(state: State, p: Repair) -> Conversation:
         ]
     state.counters.repairs += 1
     # Deepest first, so that a parent has no children left when its turn comes.
-    for node in sorted(hollow, key=lambda one: one.end, reverse=True):
+    for node in sorted(hollow, key=lambda one: (-one.end, one.id)):
         if node.parent is not None and not node.children:
             state.tree.remove(node)
 

@@ -222,7 +222,7 @@ def purge(state: State) -> Generator[Any, Any, None]:
     if not tiers.condemned:
         return
     used = _used(state, tiers)
-    for node in sorted(tiers.condemned, key=lambda one: -one.end):
+    for node in sorted(tiers.condemned, key=lambda one: (-one.end, one.id)):
         if node.parent is None or not node.tiers & ON_HOST:
             tiers.condemned.discard(node)
             continue

@@ -308,6 +308,8 @@ class StorageJobs:
             slots = m.slots.get(pool.name)
             if slots is None:
                 continue
+            if chain.stop:
+                return
             first = m.pages - len(slots) // pool.host.page_size
             got = await self._read(pool, slots, names[first : m.pages], chain)
             if pool is not self.pools[0] and got < m.pages - first:
