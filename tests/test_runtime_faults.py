@@ -19,6 +19,7 @@ from support.actors import (
     Relay,
     RelayAll,
     Stage,
+    turns,
     until,
 )
 from support.interceptors import (
@@ -290,6 +291,20 @@ async def test_a_message_that_was_delayed_and_sent_again_acts_once(soon: None) -
     assert await at.ask(at.boss, Relay((Note("a"),))) == [1]
     await until(lambda: delay.hits == 1 and at.system.quiet)
     assert at.keeper.texts == ["a"]
+
+
+async def test_what_was_told_and_never_came_is_failed_when_the_actors_stop() -> None:
+    at = Stage(direct=True)
+    lost = DropFirst("Note")
+    at.system.add_interceptor(lost)
+    failed: list[str] = []
+    for number in range(3):
+        at.system.tell(at.cell, Note(str(number)), on_error=lambda m, _: failed.append(m.text))
+    await turns(3)
+    at.system.stop()
+    await turns(2)
+    assert failed == ["1", "2"]
+    assert at.keeper.texts == []
 
 
 async def test_no_answer_is_kept_once_everybody_has_it() -> None:

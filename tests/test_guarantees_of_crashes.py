@@ -1,4 +1,4 @@
-"""A component that keeps crashing is set aside where others can do without, else it stays down."""
+"""Guarantees about actors that keep crashing or are killed, and about what they are told."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from radixtide import (
     SlotError,
     UnifiedRadixCache,
 )
+from radixtide.actors import system as system_module
 from radixtide.actors.inspection import audit_now
 from radixtide.components.api import AllocateParams
 from radixtide.configs.schema import LimitsConfig
 from radixtide.tree.key import RadixKey
-from support.actors import turns, until
+from support.actors import MakeStage, Note, turns, until
 from support.caches import (
     Delivery,
     assert_nothing_held,
@@ -39,7 +40,15 @@ from support.caches import (
 )
 from support.hooks import HOOKS, failing
 from support.hybrids import admit, chunk, decode, hybrid
-from support.interceptors import Stall
+from support.interceptors import (
+    Chooser,
+    CrashAfter,
+    CrashBefore,
+    Delay,
+    DropFirst,
+    Duplicate,
+    Stall,
+)
 from support.plugin import NAME, page_ids, registered, with_sidecar
 
 LIMITS = LimitsConfig(call_timeout_s=20.0, restarts_max=3)
@@ -236,3 +245,24 @@ async def test_g135_a_cancelled_close_is_carried_out(delivery: Delivery) -> None
 async def test_killing_what_is_not_there_is_no_kill(delivery: Delivery) -> None:
     async with open_cache(delivery=delivery) as cache:
         assert not cache.kill("nobody")
+
+
+@pytest.mark.parametrize("fault", [DropFirst, Delay, Duplicate, CrashBefore, CrashAfter])
+async def test_g136_what_is_told_is_handled_in_order_whatever_is_lost_or_held_back(
+    monkeypatch: pytest.MonkeyPatch, make_stage: MakeStage, fault: type[Chooser]
+) -> None:
+    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.001)
+    at = make_stage(restarts_max=100)
+    troubles = [fault("Note", skip=skip) for skip in (0, 2, 3)]
+    for trouble in troubles:
+        at.system.add_interceptor(trouble)
+    for number in range(6):
+        at.system.tell(at.cell, Note(str(number)))
+    for trouble in troubles:
+        at.system.remove_interceptor(trouble)
+    # Nothing intercepts any more, and what comes now does not overtake either.
+    for number in range(6, 12):
+        at.system.tell(at.cell, Note(str(number)))
+    await until(lambda: at.system.quiet)
+    assert at.keeper.texts == [str(number) for number in range(12)]
+    assert at.cell.idle is at.system.direct
