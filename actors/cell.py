@@ -25,6 +25,49 @@ SAMPLE = 64
 """Every so many direct deliveries one is timed; queued ones are all timed."""
 
 
+class Stream:
+    """What one sender tells one actor: handled in the order of sending, whatever comes first.
+
+    What is told is sent until it has arrived, so a gap closes.
+    """
+
+    __slots__ = ("_early", "_next", "_sent")
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._next = 0
+        self._early: dict[int, Envelope] = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that was sent has arrived."""
+        return self._next == self._sent
+
+    def take_place(self) -> int:
+        """Return the place of one more message."""
+        self._sent += 1
+        return self._sent - 1
+
+    def arrived(self, envelope: Envelope) -> list[Envelope]:
+        """Note an arrival; return what can be handled now, in order."""
+        assert envelope.place is not None
+        if envelope.place < self._next:
+            # Once more: whether it was handled is seen when its turn comes.
+            return [envelope]
+        self._early[envelope.place] = envelope
+        ready = []
+        while (following := self._early.pop(self._next, None)) is not None:
+            self._next += 1
+            ready.append(following)
+        return ready
+
+    def take_early(self) -> list[Envelope]:
+        """Take out what has arrived too early, in order."""
+        early = [self._early[place] for place in sorted(self._early)]
+        self._early.clear()
+        return early
+
+
 class Cell:
     """The runtime's side of an actor whose handlers are plain functions that send nothing."""
 
@@ -42,6 +85,8 @@ class Cell:
         self.idle = False
         """Whether a message may be handled in the sender's stack right now."""
         self.answered: dict[int, tuple[Any, BaseException | None]] = {}
+        self.streams: dict[str, Stream] = {}
+        """What each sender has told this actor."""
         self.times = Timings()
         self.handled = 0
         self.failures = 0
@@ -74,6 +119,8 @@ class Cell:
         """Take out all that waits for this cell, in order."""
         waiting = list(self.mailbox)
         self.mailbox.clear()
+        for stream in self.streams.values():
+            waiting.extend(stream.take_early())
         return waiting
 
     @property
@@ -89,7 +136,7 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do that must be done before the end."""
-        return self.quiet
+        return self.quiet and all(stream.whole for stream in self.streams.values())
 
     def settle(self) -> None:
         """Recompute whether the cell is idle."""
@@ -159,8 +206,12 @@ class Cell:
     # -- queued delivery --------------------------------------------------------
 
     def enqueue(self, envelope: Envelope) -> None:
-        """Put `envelope` into the mailbox."""
-        self._put(envelope, self.mailbox.append)
+        """Put `envelope` into the mailbox; what was told waits for what was told before it."""
+        if envelope.place is None:
+            self._put(envelope, self.mailbox.append)
+            return
+        for ready in self.streams[envelope.sender].arrived(envelope):
+            self._put(ready, self.mailbox.append)
 
     def enqueue_first(self, envelope: Envelope) -> None:
         """Put `envelope` in front: what undoes comes before what was sent since."""

@@ -68,7 +68,7 @@ class ConversingCell(Cell):
     @property
     def finished(self) -> bool:
         """Whether it is quiet, and nothing stands in line that is carried out in any case."""
-        return self.quiet and not any(
+        return super().finished and not any(
             envelope.gives for queue in self.lines.values() for envelope in queue
         )
 

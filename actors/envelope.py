@@ -45,7 +45,8 @@ class Envelope:
     delivery of it; ``deadline``: loop time after which nobody waits; ``gives``: ownership passes
     with the message, so it is carried out even if nobody waits.
     ``withdrawn``: need not be handled. ``left``: is handled, but its caller is gone.
-    ``settled``: its answer has arrived, or none is wanted.
+    ``settled``: its answer has arrived, or none is wanted. ``place``: among what its sender has
+    told its receiver, which is handled in that order; None: it was asked.
     ``trace``: opaque context carried along for tracing.
     """
 
@@ -57,6 +58,7 @@ class Envelope:
         "left",
         "message",
         "on_reply",
+        "place",
         "receiver",
         "sender",
         "sent_at",
@@ -88,6 +90,7 @@ class Envelope:
         self.sent_at = sent_at
         self.on_reply = on_reply
         self.deliveries = 0
+        self.place: int | None = None
         self.withdrawn = False
         self.left = False
         self.settled = False

@@ -230,7 +230,9 @@ class StorageJobs:
 
         None: it was ended early, and reported then.
         """
-        chain = self._chains[m.job]
+        chain = self._chains.get(m.job)
+        if chain is None:
+            return None
         try:
             async with self._limit:
                 pages = await self._look_up(m, chain)

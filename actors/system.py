@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixtide.actors.actor import Actor
-from radixtide.actors.cell import Cell
+from radixtide.actors.cell import Cell, Stream
 from radixtide.actors.conversing import ConversingCell, Exchange
 from radixtide.actors.envelope import (
     LINES,
@@ -198,6 +198,9 @@ class ActorSystem:
     ) -> None:
         """Send a message that nobody waits for; it has room beyond the mailbox's limit.
 
+        What one sender tells one actor is handled in the order of sending, whatever is lost or
+        held back on the way.
+
         `on_error`: called with the message and its error, also when its receiver is gone.
         """
         envelope = self.envelope(sender, cell, message, gives=True)
@@ -209,7 +212,10 @@ class ActorSystem:
                 if on_error is not None:
                     on_error(message, error)
 
-        if cell.idle:
+        stream = cell.streams.get(sender)
+        if stream is None:
+            stream = cell.streams[sender] = Stream()
+        if cell.idle and stream.whole:
             try:
                 outcome = cell.handle_now(message)
             except RadixtideError as error:
@@ -219,6 +225,7 @@ class ActorSystem:
                 return
             envelope.deliveries = 1
         envelope.on_reply = told
+        envelope.place = stream.take_place()
         self.send(envelope)
         self.resend(envelope)
 

@@ -17,6 +17,7 @@ import typer
 from radixtide.cli.config import app as config_app
 from radixtide.cli.plan import plan
 from radixtide.cli.replay import replay
+from radixtide.cli.simulate import simulate
 from radixtide.configs.errors import RadixtideError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(replay)
 app.command()(plan)
+app.command()(simulate)
 app.add_typer(config_app, name="config")
 
 

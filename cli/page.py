@@ -47,18 +47,18 @@ td, th { padding: 4px 6px; border-bottom: 1px solid var(--grid); text-align: lef
 """
 
 
-def check_report_path(path: Path) -> None:
-    """Raise :class:`InvalidInput` unless a report can be written to `path`."""
+def check_report_path(path: Path, option: str = "--report") -> None:
+    """Raise :class:`InvalidInput` unless the page of `option` can be written to `path`."""
     if path.suffix.lower() != ".html":
         raise InvalidInput(
-            f"--report {path}: a report is one self-contained HTML page; "
+            f"{option} {path}: this is one self-contained HTML page; "
             f"name a file that ends in .html, for instance {path.with_suffix('.html')}"
         )
     if not path.absolute().parent.is_dir():
-        raise InvalidInput(f"--report {path}: there is no folder {path.parent}; make it first")
+        raise InvalidInput(f"{option} {path}: there is no folder {path.parent}; make it first")
 
 
-def write_page(text: str, path: Path) -> None:
+def write_page(text: str, path: Path, option: str = "--report") -> None:
     """Write the page `text` to `path`, whole or not at all."""
     draft = path.with_name(path.name + ".part")
     try:
@@ -66,7 +66,7 @@ def write_page(text: str, path: Path) -> None:
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise InvalidInput(f"--report {path}: can not be written: {error.strerror}") from None
+        raise InvalidInput(f"{option} {path}: can not be written: {error.strerror}") from None
 
 
 def page(title: str, about: str, body: str) -> str:

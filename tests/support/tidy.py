@@ -70,8 +70,11 @@ def bare_tasks(path: str, source: str) -> list[str]:
 
 
 def fixed_sleeps(path: str, source: str) -> list[str]:
-    """Object to tests that wait for a fixed time: they are slow, and fail on a slow machine."""
-    if not path.startswith("tests/"):
+    """Object to tests that wait for a fixed time: they are slow, and fail on a slow machine.
+
+    Time that is only simulated costs none, and passes at the same pace everywhere.
+    """
+    if not path.startswith("tests/") or "SimulatedLoop" in source:
         return []
     return [
         f"{path}:{node.lineno}: {ast.unparse(node)}: wait for what must happen instead"
