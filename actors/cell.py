@@ -21,6 +21,8 @@ from radixtide.configs.errors import ActorFailed, CacheClosed, RadixtideError
 if TYPE_CHECKING:
     from radixtide.actors.system import ActorSystem
 
+RUNTIME = "runtime"
+"""The sender of the runtime's own notices, which repair what a fault has done."""
 SAMPLE = 64
 """Every so many direct deliveries one is timed; queued ones are all timed."""
 
@@ -391,7 +393,10 @@ class Cell:
     def crash(self, envelope: Envelope, error: Exception, applied: bool = False) -> None:
         """Restart after a queued message crashed its handler, and deliver it again."""
         known = self.answered.get(envelope.correlation)
-        again = not applied and self.may_redeliver(envelope.message, envelope.deliveries)
+        # A notice of the runtime is nobody's to make again, so it comes until it is handled.
+        again = not applied and (
+            envelope.sender == RUNTIME or self.may_redeliver(envelope.message, envelope.deliveries)
+        )
         if again:
             self.mailbox.appendleft(envelope)
         self.restart(error)

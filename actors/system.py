@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from radixtide.actors.actor import Actor
-from radixtide.actors.cell import Cell, Stream
+from radixtide.actors.cell import RUNTIME, Cell, Stream
 from radixtide.actors.conversing import ConversingCell, Exchange
 from radixtide.actors.envelope import (
     LINES,
@@ -309,7 +309,7 @@ class ActorSystem:
 
         A notice repairs what a fault has done; a fault must not lose it.
         """
-        cell.enqueue_first(self.envelope("runtime", cell, message, gives=True))
+        cell.enqueue_first(self.envelope(RUNTIME, cell, message, gives=True))
 
     def watch(self, cell: ConversingCell, exchange: Exchange) -> None:
         """See that a waiting exchange neither blocks others for long nor waits for lost mail."""

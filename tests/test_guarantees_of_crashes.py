@@ -34,6 +34,7 @@ from support.caches import (
     match,
     open_cache,
     settled,
+    state_of,
     store,
     take,
     tokens,
@@ -48,6 +49,7 @@ from support.interceptors import (
     DropFirst,
     Duplicate,
     Stall,
+    StallReplies,
 )
 from support.plugin import NAME, page_ids, registered, with_sidecar
 
@@ -204,6 +206,31 @@ async def test_a_component_that_is_needed_stays_down_and_the_calls_say_so(
         assert not actor.degraded
         with pytest.raises(ActorFailed, match="it stays down: open a new cache"):
             await store(cache, key(400))
+
+
+async def test_g137_notices_come_until_they_are_handled(delivery: Delivery) -> None:
+    limits = LimitsConfig(call_timeout_s=20.0, restarts_max=1000)
+    async with open_cache(delivery=delivery, limits=limits) as cache:
+        await store(cache, key(12))
+        crashes = [CrashBefore(kind, "coordinator", count=4) for kind in ("Repair", "UndoMatch")]
+        for crash in crashes:
+            cache.add_interceptor(crash)
+        assert cache.kill("full")
+        await until(lambda: crashes[0].hits == 4)
+        answers = StallReplies("coordinator", "MatchPrefixParams")
+        cache.add_interceptor(answers)
+        asking = asyncio.create_task(match(cache, key(12), lock=True))
+        await until(lambda: bool(answers.held))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await until(lambda: crashes[1].hits == 4)
+        for one in (*crashes, answers):
+            cache.remove_interceptor(one)
+        await settled(cache)
+        assert state_of(cache).counters.repairs >= 2
+        assert not state_of(cache).repair_waits
+        await assert_nothing_held(cache)
 
 
 @pytest.mark.parametrize("actor", ["full", "swa", "coordinator"])

@@ -85,14 +85,18 @@ class ThreadedBackend(StorageBackend):
         workers = self._workers
         if workers is None:
             workers = self._workers = Workers(self.kind, self.lanes)
-            # Starting a thread waits for it.
-            await asyncio.to_thread(workers.start)
+            # Starting a thread waits for it. Once asked for it is done, or `close` would wait for
+            # the end of threads that never were.
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(loop.run_in_executor(None, workers.start))
         if self._opening is None or self._opening.cancelled():
             self._opening = workers.submit(self.write_lane, lambda _: self._open()).future
         opening = self._opening
         # Opening goes on when its caller is cancelled; the next one to open finds it done.
+        waiting = asyncio.wrap_future(opening)
+        waiting.add_done_callback(_heard)
         try:
-            await asyncio.shield(asyncio.wrap_future(opening))
+            await asyncio.shield(waiting)
         except BaseException:
             if opening.done() and self._opening is opening:
                 self._opening = None
@@ -238,3 +242,9 @@ def note_stored(counters: Counters, puts: Sequence[Put], stored: Sequence[bool])
             counters.put_bytes += len(put.source)
         else:
             counters.refused += 1
+
+
+def _heard(opening: asyncio.Future[None]) -> None:
+    """Look at an error, which nobody may be left to hear: who waited may be cancelled."""
+    if not opening.cancelled():
+        opening.exception()
