@@ -8,10 +8,10 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint types imports bench nightly gpu-test format clean
+.PHONY: help setup run test check lint types imports bench simulate simulate-nightly nightly gpu-test format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 setup: $(STAMP) ## Make the virtual environment (the others do it too)
 
@@ -41,6 +41,12 @@ imports: setup
 
 bench: setup ## Print the medians of each call
 	$(BIN)/python -m benchmarks.calls
+
+simulate: setup ## Look for what breaks under heavy faults: a slice of seeds (SEEDS=A..B)
+	$(BIN)/radixtide simulate --seeds $(or $(SEEDS),0..59) --steps 500 --faults heavy
+
+simulate-nightly: setup ## The same, 2,000 seeds of 2,000 steps (SEEDS=A..B)
+	$(BIN)/radixtide simulate --seeds $(or $(SEEDS),0..1999) --steps 2000 --faults heavy
 
 nightly: setup ## Run the long tests
 	$(BIN)/python -m pytest -n auto -m "nightly and not gpu" --timeout=3600
