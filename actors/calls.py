@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -12,7 +12,13 @@ from radixtide.tree.key import RadixKey
 
 
 class Call(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Base of the calls."""
+    """Base of the calls.
+
+    ``final``: what it comes to is written down before its first message, so once begun it is never
+    given up and done anew, as other operations are that have only planned.
+    """
+
+    final: ClassVar[bool] = False
 
 
 class Free(Call, frozen=True, tag=True, gc=False):

@@ -395,7 +395,9 @@ class Cell:
         known = self.answered.get(envelope.correlation)
         # A notice of the runtime is nobody's to make again, so it comes until it is handled.
         again = not applied and (
-            envelope.sender == RUNTIME or self.may_redeliver(envelope.message, envelope.deliveries)
+            envelope.must
+            or envelope.sender == RUNTIME
+            or self.may_redeliver(envelope.message, envelope.deliveries)
         )
         if again:
             self.mailbox.appendleft(envelope)

@@ -115,6 +115,7 @@ class ConversingCell(Cell):
                 # From here on others get their turn: this cell is taken.
                 self.idle = False
                 self.busy = True
+                applied = applied or is_final(message)
                 reply = self._drive(reply, None, None, None, None, message, applied)
                 if reply is PARKED:
                     return reply
@@ -164,7 +165,7 @@ class ConversingCell(Cell):
         if reply.__class__ is Round:
             reply = conversation(reply)
         if reply.__class__ is GeneratorType:
-            return self._drive(reply, None, None, None, envelope, message)
+            return self._drive(reply, None, None, None, envelope, message, is_final(message))
         return reply
 
     def crash(self, envelope: Envelope, error: Exception, applied: bool = False) -> None:
@@ -276,6 +277,7 @@ class ConversingCell(Cell):
             elif known is None:
                 outgoing = system.envelope(self.name, cell, request, gives=True, on_reply=on_reply)
                 outgoing.deliveries = int(reply is REDELIVER)
+                outgoing.must = exchange.applied
             exchange.awaiting.append(outgoing)
         for outgoing, reply in zip(list(exchange.awaiting), replies, strict=True):
             if outgoing is not None and reply is not PARKED:
@@ -384,6 +386,11 @@ class ConversingCell(Cell):
         self.mailbox.extendleft(reversed(waiting))
         if not self.busy:
             self.free()
+
+
+def is_final(message: Any) -> bool:
+    """Return whether an operation must run to its end from its beginning on."""
+    return getattr(message, "final", False)
 
 
 def _all_idle(cells: list[Cell]) -> bool:

@@ -46,7 +46,8 @@ class Envelope:
     with the message, so it is carried out even if nobody waits.
     ``withdrawn``: need not be handled. ``left``: is handled, but its caller is gone.
     ``settled``: its answer has arrived, or none is wanted. ``place``: among what its sender has
-    told its receiver, which is handled in that order; None: it was asked.
+    told its receiver, which is handled in that order; None: it was asked. ``must``: it is a part of
+    an operation that has changed something: it comes until it is handled, and is not refused.
     ``trace``: opaque context carried along for tracing.
     """
 
@@ -57,6 +58,7 @@ class Envelope:
         "gives",
         "left",
         "message",
+        "must",
         "on_reply",
         "place",
         "receiver",
@@ -91,6 +93,7 @@ class Envelope:
         self.on_reply = on_reply
         self.deliveries = 0
         self.place: int | None = None
+        self.must = False
         self.withdrawn = False
         self.left = False
         self.settled = False
@@ -108,7 +111,7 @@ class Interceptor(Protocol):
     stall), or more than once (duplicate); ``on_send`` may raise MailboxFull where a call that takes
     is sent. ``before_handle`` and ``after_handle`` may raise, which crashes the receiver at that
     point; a RadixtideError that ``before_handle`` raises is the answer instead, as if the handler
-    had refused: for messages that do not apply, which may be refused.
+    had refused: not for messages that apply or must be handled (``envelope.must``).
     """
 
     def on_send(self, envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:

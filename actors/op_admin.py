@@ -131,11 +131,12 @@ def audit(state: State, p: AuditAll) -> Conversation:
 
 def repair(state: State, p: Repair) -> Conversation:
     """Make the records true after a crash: what is in doubt is dropped, what is held stays."""
-    state.repair_waits = False
     hollow: set[Node] = set()
     holders = set(state.ledger.claims())
     jobs = None if state.tiers is None else state.tiers.jobs.pins()
     hollow.update((yield state.carrier, Rebuild(state.locked(0), holders, jobs=jobs)))
+    # What crashes from now on is repaired once more.
+    state.repair_waits = False
     if state.others or state.tiers is not None:
         # The others follow what the carrier says it has.
         carrier = yield state.carrier, TakeCensus()

@@ -83,8 +83,14 @@ def begin_backups(state: State) -> Generator[Any, Any, None]:
         if room <= 0 and tiers.jobs.units[BACKUP]:
             return
         batch = _next_batch(tiers, min(room, host.batch_units))
-        if batch:
+        if not batch:
+            continue
+        try:
             yield from start_backup(state, batch)
+        except GeneratorExit:
+            # A component is silent, and this is done anew.
+            tiers.put_back(batch)
+            raise
 
 
 def _next_batch(tiers: TierState, room: int) -> list[Node]:

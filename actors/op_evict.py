@@ -23,7 +23,7 @@ def evict(state: State, p: EvictParams) -> Conversation:
         return WAIT_FOR_ROOM
     yield from expire_pins(state)
     # What it freed before it had to wait, if it had to.
-    freed: Freed = state.evicted_before.pop(id(p), (p, {}))[1]
+    freed: Freed = dict(state.evicted_before.get(id(p), (p, {}))[1])
     for cell in state.cells:
         # What one component's eviction frees of another counts toward that one's target.
         target = targets.get(cell.name, 0) - freed.get(cell.name, 0)
@@ -34,6 +34,7 @@ def evict(state: State, p: EvictParams) -> Conversation:
                 add_freed(freed, wait.freed)
                 state.evicted_before[id(p)] = p, freed
                 return WAIT_FOR_ROOM
+    state.evicted_before.pop(id(p), None)
     return EvictResult.of(freed) if freed else NO_EVICTION
 
 

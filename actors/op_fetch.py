@@ -137,6 +137,7 @@ def found(state: State, job: Job, report: Found) -> Generator[Any, Any, None]:
         return
     job.slots = taken
     job.pages = pages
+    job.report = None
     tiers.tell(StartFetch(job.number, job.store, job.begin // state.page_size + pages, taken))
 
 

@@ -251,10 +251,11 @@ def _release_old(state: State, req: Request) -> Generator[Any, Any, int | None]:
     if entry is None or entry.receipt is None:
         return None
     before = entry.protected
-    old = state.receipts.pop(entry.receipt)
-    entry.receipt = None
+    old = state.receipts[entry.receipt]
     if old.node.parent is not None:
         yield state.all(Unlock(old.node, old.records))
+    del state.receipts[entry.receipt]
+    entry.receipt = None
     return before
 
 

@@ -108,19 +108,17 @@ def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, An
     for record in _users(tiers, job):
         if record.failed:
             continue
-        record.failed = True
         node = _above(record.node, record.device)
-        record.length = node.end
         held = state.receipts.get(record.receipt)
         entry = None if record.rid is None else state.ledger.by_rid(record.rid)
-        if held is None and entry is None:
-            continue
         if entry is not None and (held is None or _has_gone_on(state, entry)):
             entry.spoiled = record.gone_on = True
             gone_on = True
-            continue
-        assert held is not None
-        yield from _move_lock(state, record, held, entry, node)
+        elif held is not None:
+            yield from _move_lock(state, record, held, entry, node)
+        # Last: should a component be silent, the lock is moved anew.
+        record.failed = True
+        record.length = node.end
     return gone_on
 
 
@@ -181,12 +179,12 @@ def close_load(state: State, p: CloseLoad) -> Conversation:
     if held is not None and held.rid is not None:
         # It is the request's: should the copy fail, that one has to hear of it.
         return
+    # The books last: should a component be silent, all of this is done anew.
+    if held is not None:
+        if held.node.parent is not None:
+            yield state.all(Unlock(held.node, held.records))
+        del state.receipts[record.receipt]
     del tiers.loads[p.number]
-    if held is None:
-        return
-    del state.receipts[record.receipt]
-    if held.node.parent is not None:
-        yield state.all(Unlock(held.node, held.records))
 
 
 def undo_load(state: State, p: UndoLoad) -> Conversation:
@@ -194,13 +192,16 @@ def undo_load(state: State, p: UndoLoad) -> Conversation:
 
     A request that had the lock of a match before has it again.
     """
-    record = state.tiers.loads.pop(p.number, None) if state.tiers is not None else None
+    tiers = state.tiers
+    record = tiers.loads.get(p.number) if tiers is not None else None
     held = state.receipts.get(p.receipt.id)
     entry = state.ledger.find(p.req) if p.req is not None else None
     if record is None or record.before is None or held is None or entry is None:
         yield from undo_match(state, UndoMatch(p.receipt, p.req))
-        return
-    yield from _move_lock(state, record, held, entry, _above(record.node, record.before))
+    else:
+        yield from _move_lock(state, record, held, entry, _above(record.node, record.before))
+    if tiers is not None:
+        tiers.loads.pop(p.number, None)
 
 
 def forget_loads(state: State, rid: str) -> Generator[Any, Any, None]:

@@ -437,8 +437,9 @@ def undo_match(state: State, p: UndoMatch) -> Conversation:
             yield state.all(Unlock(held.node, held.records))
         state.receipts.pop(held.receipt.id, None)
     if copied and entry is not None and entry.fresh:
-        fresh, entry.fresh = entry.fresh, {}
+        fresh = entry.fresh
         yield [(cell, Ungrant(entry.holder, None, 0, fresh)) for cell in state.others]
+        entry.fresh = {}
         for slots in fresh.values():
             entry.states -= len(slots)
             entry.req.lose_states(slots.tolist())

@@ -9,7 +9,7 @@ ranks could do the same things in another order.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -45,6 +45,8 @@ class StepOffer(Call, frozen=True, tag=True, gc=False):
 
 class StepApply(Call, frozen=True, tag=True, gc=False):
     """Act on what all ranks have seen. Reply: None. Raises RanksDiverged."""
+
+    final: ClassVar[bool] = True
 
     agreed: list[int]
 

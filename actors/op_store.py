@@ -57,6 +57,10 @@ def begin_stores(state: State) -> Generator[Any, Any, None]:
         except RadixtideError:
             _give_up(tiers, [node])
             raise
+        except GeneratorExit:
+            # A component is silent, and this is done anew.
+            tiers.to_store.appendleft(node)
+            raise
 
 
 def _is_coming(tiers: TierState, parent: Node) -> bool:

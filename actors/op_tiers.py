@@ -96,7 +96,7 @@ def report(state: State, p: Report) -> Conversation:
     """Take a report of the tiering actor. What is reported again finds nothing to do."""
     tiers = state.tiers
     job = tiers.jobs.get(p.job) if tiers is not None else None
-    if tiers is None or job is None or job.report is not None:
+    if tiers is None or job is None or job.report not in (None, p):
         return
     if isinstance(p, Found) and job.slots:
         # It came before: the pages are being read by now.
@@ -129,8 +129,7 @@ def _end_fetches(state: State, tiers: TierState) -> Generator[Any, Any, None]:
     """Go on with the fetches that have a report: read what was found, or attach what was read."""
     for job in [job for job in tiers.jobs if job.kind == FETCH and job.report is not None]:
         if isinstance(job.report, Found):
-            found_there, job.report = job.report, None
-            yield from _try(found(state, job, found_there))
+            yield from _try(found(state, job, job.report))
         else:
             yield from _try(end_fetch(state, job, job.report))
 

@@ -123,8 +123,11 @@ class NoteStored(Apply, frozen=True, tag=True):
     stored: bool = True
 
 
-class ReserveHost(Plan, frozen=True, tag=True):
-    """Take host slots for pages to be fetched. Reply: slots, or Shortage with nothing changed."""
+class ReserveHost(Apply, frozen=True, tag=True):
+    """Take host slots for pages to be fetched. Reply: slots, or Shortage with nothing changed.
+
+    What was taken for one component has to be given back or used, so it is no plan.
+    """
 
     pages: int
     job: int

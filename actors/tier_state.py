@@ -151,6 +151,13 @@ class TierState:
             if is_pending(event):
                 self.tell(Fence(event))
 
+    def put_back(self, nodes: list[Node]) -> None:
+        """Put what was taken off the backlog in front of it again."""
+        for node in reversed(nodes):
+            if not node.job & QUEUED:
+                node.job |= QUEUED
+                self.backlog.appendleft(node)
+
     def queue(self, node: Node, again: bool = False) -> None:
         """Let `node` wait for its backup.
 
