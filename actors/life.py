@@ -139,6 +139,8 @@ class CacheLife:
         cells = [system.spawn(actor) for actor in self._actors]
         state.attach(cells, [one.traits() for one in self._components])
         state.together = self._agreement.ranks > 1
+        # On several ranks it would be done anew on one of them only, and touch its path once more.
+        system.sets_aside = not state.together
         if state.together:
             await self._agree_on_sizes()
         if self.config.host is not None:

@@ -69,6 +69,8 @@ class ActorSystem:
         self.interceptors: list[Interceptor] = []
         self.direct = direct
         self.on_restarted: Callable[[Cell], None] | None = None
+        self.sets_aside = True
+        """Whether an operation that waits for a silent actor lets others go first."""
         self._allow_direct = direct
         self._cells: list[Cell] = []
         self._sequence = 0
@@ -313,7 +315,7 @@ class ActorSystem:
 
     def watch(self, cell: ConversingCell, exchange: Exchange) -> None:
         """See that a waiting exchange neither blocks others for long nor waits for lost mail."""
-        if self.interceptors:
+        if self.interceptors and self.sets_aside:
             self.loop.call_later(self.limits.stall_after_s, cell.set_aside, exchange)
         for asked in exchange.awaiting:
             if asked is not None:

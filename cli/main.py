@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from radixtide.cli.config import app as config_app
+from radixtide.cli.inspect import inspect
 from radixtide.cli.plan import plan
 from radixtide.cli.replay import replay
 from radixtide.cli.simulate import simulate
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(replay)
 app.command()(plan)
 app.command()(simulate)
+app.command()(inspect)
 app.add_typer(config_app, name="config")
 
 

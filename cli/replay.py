@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from radixtide.cli.replay_recording import Recording
     from radixtide.cli.replay_run import ReplayOptions, ReplayResult
+    from radixtide.cli.replay_source import Source, Summary
+
+    Start: TypeAlias = Callable[[Source, Summary], Callable[[Recording], None]]
+
+Result = TypeVar("Result")
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 and the signal's number."""
@@ -112,11 +122,29 @@ def replay(
         typer.Option(help="How actors get their mail.", show_default="the config's"),
     ] = None,
     uvloop: Annotated[bool, typer.Option(help="Run on uvloop where it is installed.")] = True,
+    faults: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLAN",
+            help="Serve under a plan of faults, by many clients at once: light, heavy, none or a "
+            "TOML file.",
+            show_default=False,
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Serve the trace again and again for so long; memory is measured.",
+            show_default="the trace once",
+        ),
+    ] = None,
 ) -> None:
     """Replay a request trace against the cache and report hits, evictions and latencies.
 
     Ends with an audit of the cache. Exit status: 0; 1 for a wrong file or a violation that the
-    audit found; 130 after Ctrl-C, with a report of what was done until then.
+    audit found, or slots that are still held; 130 after Ctrl-C, with a report of what was done
+    until then.
     """
     # The cache needs PyTorch, whose import takes a second: only when the command really runs.
     from radixtide.cli.page import check_report_path
@@ -143,9 +171,34 @@ def replay(
         delivery=delivery,
         uvloop=uvloop,
     )
+    if faults is not None or minutes is not None:
+        _soak(options, faults or "none", minutes, json, report)
+        return
     result = _run(options)
     _show(result, json, report)
     if result.violations:
+        raise typer.Exit(1)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _soak(
+    options: ReplayOptions, faults: str, minutes: float | None, as_object: bool, report: Path | None
+) -> None:
+    """Serve under faults, and tell what came of it; see radixtide.cli.replay_soak."""
+    from radixtide.cli.replay_soak import run_soak
+    from radixtide.cli.replay_soak_view import as_json, as_tables
+    from radixtide.simulation.plan_reading import find_plan
+
+    if report is not None:
+        raise typer.BadParameter("--report has no page for a run under faults; leave it out")
+    plan = find_plan(faults)
+    with _progress(endless=minutes is not None) as start:
+        result = run_soak(options, plan, minutes, start)
+    _print(result, as_json, as_tables, as_object)
+    for line in (*result.violations, *(f"still held: {what}" for what in result.held)):
+        typer.echo(line, err=True)
+    if result.violations or result.held:
         raise typer.Exit(1)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -166,21 +219,8 @@ def _bandwidth(text: str) -> float:
 
 def _run(options: ReplayOptions) -> ReplayResult:
     """Replay, with progress on stderr where a person watches it."""
-    from collections.abc import Callable
-
-    from rich.console import Console
-
-    from radixtide.cli.replay_progress import ReplayProgress
-    from radixtide.cli.replay_recording import Recording
     from radixtide.cli.replay_run import run_replay
-    from radixtide.cli.replay_source import Source, Summary
     from radixtide.tiers.storage.base import StoreStats
-
-    progress = ReplayProgress(Console(stderr=True))
-
-    def start(_source: Source, summary: Summary) -> Callable[[Recording], None]:
-        progress.begin(summary.requests)
-        return progress.step
 
     def tell_storage(stats: StoreStats) -> None:
         if stats.values:
@@ -189,16 +229,35 @@ def _run(options: ReplayOptions) -> ReplayResult:
             warm = "it is empty" if stats.values == 0 else "only the server knows what is there"
         typer.echo(f"storage ({stats.backend}): {warm}", err=True)
 
-    with progress.shown():
+    with _progress() as start:
         return run_replay(options, start, tell_storage)
 
 
-def _show(result: ReplayResult, as_object: bool, report: Path | None) -> None:
-    """Print the result, write the report, and name on stderr what went wrong."""
+@contextmanager
+def _progress(endless: bool = False) -> Iterator[Start]:
+    """Show progress meanwhile; yields what a run calls when it starts."""
     from rich.console import Console
 
-    from radixtide.cli.replay_report import write_report
-    from radixtide.cli.replay_summary import as_json, as_tables
+    from radixtide.cli.replay_progress import ReplayProgress
+
+    progress = ReplayProgress(Console(stderr=True))
+
+    def start(_source: Source, summary: Summary) -> Callable[[Recording], None]:
+        progress.begin(None if endless else summary.requests)
+        return progress.step
+
+    with progress.shown():
+        yield start
+
+
+def _print(
+    result: Result,
+    as_json: Callable[[Result], dict[str, Any]],
+    as_tables: Callable[[Result], RenderableType],
+    as_object: bool,
+) -> None:
+    """Print a result, for machines or for a person."""
+    from rich.console import Console
 
     if as_object:
         import json
@@ -206,6 +265,14 @@ def _show(result: ReplayResult, as_object: bool, report: Path | None) -> None:
         typer.echo(json.dumps(as_json(result), indent=2, ensure_ascii=False))
     else:
         Console().print(as_tables(result))
+
+
+def _show(result: ReplayResult, as_object: bool, report: Path | None) -> None:
+    """Print the result, write the report, and name on stderr what went wrong."""
+    from radixtide.cli.replay_report import write_report
+    from radixtide.cli.replay_summary import as_json, as_tables
+
+    _print(result, as_json, as_tables, as_object)
     for violation in result.violations:
         typer.echo(f"audit: {violation}", err=True)
     if result.interrupted:

@@ -53,8 +53,8 @@ class ReplayProgress:
                 if self._recording is not None:
                     self._draw(self._recording)
 
-    def begin(self, requests: int) -> None:
-        """Say how many requests there will be."""
+    def begin(self, requests: int | None) -> None:
+        """Say how many requests there will be; None: nobody knows."""
         self._bar.update(self._task, total=requests)
 
     def step(self, recording: Recording) -> None:

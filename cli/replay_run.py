@@ -148,11 +148,11 @@ def run_replay(
     summary = summarise(source, source.block, distinct=options.capacity_blocks == 0)
     config = fit_config(config, options, source.block, summary)
     recording = Recording(on_start(source, summary))
-    with asyncio.Runner(loop_factory=_loop_factory(options.uvloop)) as runner:
+    with asyncio.Runner(loop_factory=loop_factory(options.uvloop)) as runner:
         return runner.run(_replay(options, config, source, summary, recording, on_open))
 
 
-def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return uvloop's factory where it is wanted and installed, else None (asyncio's own)."""
     if not uvloop or find_spec("uvloop") is None:
         return None
@@ -188,7 +188,7 @@ async def _replay(
             driver = HybridReplay(cache, source.block, recording, tiers)
         start = perf_counter()
         try:
-            with _one_torch_thread():
+            with one_torch_thread():
                 await driver.run(source)
         except asyncio.CancelledError:
             # The runner turned Ctrl-C into this; what was done so far is still worth a report.
@@ -224,7 +224,7 @@ async def _replay(
 
 
 @contextmanager
-def _one_torch_thread() -> Iterator[None]:
+def one_torch_thread() -> Iterator[None]:
     """Keep PyTorch from sharing small copies among threads.
 
     A copy of some hundred KiB gains nothing from a second core, and on a busy machine each one
@@ -246,4 +246,12 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-__all__ = ("ReplayOptions", "ReplayResult", "run_replay")
+__all__ = (
+    "ReplayOptions",
+    "ReplayResult",
+    "load_options_config",
+    "loop_factory",
+    "one_torch_thread",
+    "open_source",
+    "run_replay",
+)

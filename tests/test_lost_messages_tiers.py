@@ -7,14 +7,28 @@ import pytest
 from radixtide.actors import system as system_module
 from radixtide.actors.tier_messages import CopyDone
 from support.caches import Delivery, coordinator_of, settled, system_of
-from support.interceptors import Delay, DropFirst, DropReply, Duplicate, DuplicateReply
+from support.interceptors import (
+    Delay,
+    DropFirst,
+    DropReply,
+    Duplicate,
+    DuplicateReply,
+    Late,
+)
 from support.tier_cases import CASES
 from support.tier_config import SETS, Components
 from support.tier_crashes import Plant, TierCase, run
 from support.tiered import tiers
 
 REPORTS = {"CopyDone", "StoreDone", "Found", "FetchDone", "Pump"}
-Faults = type[DropFirst] | type[DropReply] | type[Duplicate] | type[DuplicateReply] | type[Delay]
+Faults = (
+    type[Late]
+    | type[DropFirst]
+    | type[DropReply]
+    | type[Duplicate]
+    | type[DuplicateReply]
+    | type[Delay]
+)
 
 faults = pytest.mark.parametrize("plant", [DropFirst, DropReply, Duplicate, DuplicateReply, Delay])
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -34,6 +48,11 @@ def of_tiering(kind: str, actor: str, _: int) -> bool:
 def first_of_tiering(kind: str, actor: str, before: int) -> bool:
     """Return the same, for the first of each kind."""
     return not before and of_tiering(kind, actor, before)
+
+
+def first_of_a_kind(_: str, __: str, before: int) -> bool:
+    """Return whether a message is the first of its kind."""
+    return not before
 
 
 def once(plant: Faults) -> Plant:
@@ -57,6 +76,23 @@ async def test_any_message_of_a_transfer_in_all_caches(
     components: Components, case: TierCase, plant: Faults
 ) -> None:
     await run(case, components, once(plant), costs=False, concerns=of_tiering)
+
+
+@every
+async def test_an_operation_done_anew_after_a_silence_finds_its_books_whole(
+    case: TierCase,
+) -> None:
+    # What is late by then is withdrawn, and the operation stands in line to be done anew.
+    await run(case, SETS[0], once(Late), costs=False, concerns=first_of_a_kind)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("components", SETS, ids="+".join)
+@every
+async def test_any_operation_done_anew_after_a_silence_in_all_caches(
+    components: Components, case: TierCase
+) -> None:
+    await run(case, components, once(Late), costs=False, concerns=lambda *_: True)
 
 
 async def test_a_report_that_is_made_twice_acts_once(delivery: Delivery) -> None:

@@ -160,6 +160,17 @@ class Delay(Chooser):
         loop.call_soon(later)
 
 
+class Late(Chooser):
+    """Delivers chosen envelopes so late that their receiver is taken for silent."""
+
+    def on_send(self, envelope: Envelope, deliver: Callable[[Envelope], None]) -> None:
+        if not self.takes(envelope):
+            deliver(envelope)
+            return
+        system = envelope.receiver.system
+        system.loop.call_later(1.5 * system.limits.stall_after_s, deliver, envelope)
+
+
 class Crash(Exception):
     """A planted crash."""
 
