@@ -34,6 +34,8 @@ FINE: Final = 2**40
 """A copy that went well; one with a damaged page says at which depth that is."""
 FAILED_COPY: Final = 2**39
 """A copy that failed otherwise."""
+ORPHAN: Final = -1
+"""A write that was not begun, as the store has not the page before."""
 
 WIDTH: Final = len(KINDS) * (1 + JOBS) + JOBS + PINS + 2
 """Values in a vector."""
@@ -104,6 +106,8 @@ def _value(job: Job) -> int:
             if page < len(job.depths.get(name, ()))
         ]
         return min(depths, default=FAILED_COPY)
+    if isinstance(report, StoreDone) and report.orphan:
+        return ORPHAN
     assert isinstance(report, (StoreDone, Found, FetchDone))
     return report.pages
 
@@ -161,4 +165,7 @@ def _adjusted(job: Job, value: int) -> Any:
         missing = value - job.begin // max(job.page, 1)
         parts = {name: min(pages, missing) for name, pages in report.parts.items()}
         return msgspec.structs.replace(report, pages=value, parts=parts)
+    if isinstance(report, StoreDone):
+        # Where one rank's store has lost what comes before, all of them write it once more.
+        return msgspec.structs.replace(report, pages=max(value, 0), orphan=value == ORPHAN)
     return msgspec.structs.replace(report, pages=value)
