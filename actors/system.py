@@ -41,9 +41,6 @@ log = logging.getLogger("radixtide.actors")
 
 T = TypeVar("T")
 
-RESEND_AFTER_S = 1.0
-"""An answer missing for so long is asked for again, under the same correlation number."""
-
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
     """Asks a silent actor for a sign of life."""
@@ -78,6 +75,11 @@ class ActorSystem:
         self._crashes: dict[Cell, deque[float]] = {}
         self.unheard_errors = 0
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def resend_after_s(self) -> float:
+        """An answer missing for so long is asked for again, under the same correlation number."""
+        return self.limits.resend_after_s
 
     # -- life -------------------------------------------------------------------
 
@@ -235,12 +237,12 @@ class ActorSystem:
         """Send `envelope` again from time to time, while it may be lost and is still wanted."""
         if self.interceptors:
             # Without interceptors nothing is lost or held back: no timers are needed.
-            self.loop.call_later(RESEND_AFTER_S, self._send_again, envelope)
+            self.loop.call_later(self.resend_after_s, self._send_again, envelope)
 
     def _send_again(self, envelope: Envelope) -> None:
         if not envelope.settled and not envelope.withdrawn and envelope.receiver.open:
             self.send(envelope)
-            self.loop.call_later(RESEND_AFTER_S, self._send_again, envelope)
+            self.loop.call_later(self.resend_after_s, self._send_again, envelope)
 
     def ask(
         self, cell: Cell, message: Any, timeout: float, gives: bool = False, sender: str = "face"

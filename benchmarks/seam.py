@@ -5,7 +5,7 @@ interceptors, the timers that need one, and the question whether host memory is 
 the source of the methods that have them. After a run of each that does not count, the two take
 turns in one process, each first in every other round; a figure is the median over the rounds of
 each run's median, and of the ratios within a round; half of the rounds lie between ``low`` and
-``high``. The row ``_all`` has the mean ratio of all calls.
+``high``. The row ``_all`` has the geometric mean over all calls.
 
 Prints one JSON object a line with ``--json``:
 ``{workload, delivery, page, op, n, with_us, without_us, ratio, low, high, components, rounds}``.
@@ -21,6 +21,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from math import exp, log
 from pathlib import Path
 from statistics import median, quantiles
 from types import FunctionType
@@ -158,15 +159,15 @@ def compare(
             without[op].append(second[op]["p50_us"])
             counts[op] = row["n"]
     rows = []
-    total = [1.0] * rounds
+    total = [0.0] * rounds
     # Next to nothing, measured beside another call; a ratio of it says nothing.
     timed = [op for op in sorted(counts) if min(without[op]) > 1.0]
     for op in timed:
         ratios = [a / b for a, b in zip(with_it[op], without[op], strict=True)]
-        total = [all_of_it * one for all_of_it, one in zip(total, ratios, strict=True)]
+        total = [sum_ + counts[op] * log(one) for sum_, one in zip(total, ratios, strict=True)]
         rows.append(_row(op, counts[op], median(with_it[op]), median(without[op]), ratios))
-    mean = [product ** (1 / len(timed)) for product in total]
-    rows.append(_row("_all", sum(counts[op] for op in timed), 0.0, 0.0, mean))
+    count = sum(counts[op] for op in timed)
+    rows.append(_row("_all", count, 0.0, 0.0, [exp(one / count) for one in total]))
     about = {"workload": workload.name, "delivery": delivery, "page": page}
     return [{**about, **row, "components": components, "rounds": rounds} for row in rows]
 
@@ -186,12 +187,11 @@ def _row(op: str, count: int, with_us: float, without_us: float, ratios: list[fl
 
 def table(rows: list[Row]) -> Table:
     """Return the rows as a table for a terminal."""
-    shown = Table("delivery", "op", "n", "with µs", "without µs", "ratio", "half of them")
+    shown = Table("delivery", "op", "n", "with µs", "without µs", "ratio", "low", "high")
     for row in rows:
         times = [f"{row[name]:,}" if row[name] else "" for name in ("with_us", "without_us")]
-        spread = f"{row['low']:.3f} to {row['high']:.3f}"
-        figures = (f"{row['n']:,}", *times, f"{row['ratio']:.3f}", spread)
-        shown.add_row(row["delivery"], Text(row["op"]), *figures)
+        ratios = [f"{row[name]:.2f}" for name in ("ratio", "low", "high")]
+        shown.add_row(row["delivery"], Text(row["op"]), f"{row['n']:,}", *times, *ratios)
     return shown
 
 

@@ -238,10 +238,10 @@ class Soak:
                 raise error
 
     def _left(self) -> float | None:
-        """Return how long the clients may go on before they are to end by themselves."""
+        """Return how much of the time is left, in seconds; None: there is no end to it."""
         if self._seconds is None:
             return None
-        return max(self._began + self._seconds + GRACE_S - asyncio.get_running_loop().time(), 0.0)
+        return max(self._began + self._seconds - asyncio.get_running_loop().time(), 0.0)
 
     def _requests(self) -> Iterator[TraceRequest]:
         """Yield requests until the time is over, each with a number of its own."""

@@ -126,6 +126,7 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
     ``batch``: messages an actor handles before other tasks get a turn.
     ``call_timeout_s``: deadline of a call that names none.
     ``stall_after_s``: a component silent for so long no longer holds up calls that do not need it.
+    ``resend_after_s``: an answer that is missing for so long is asked for again.
     ``immediate_calls``: calls answered at once after which the caller yields to the loop.
     ``restarts_max`` in ``restart_window_s``: crashes after which an actor stays down.
     ``deliveries_max``: times a message that crashes its receiver is delivered.
@@ -136,6 +137,7 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
     batch: Positive = 64
     call_timeout_s: Seconds = 30.0
     stall_after_s: Seconds = 0.05
+    resend_after_s: Seconds = 1.0
     immediate_calls: Positive = 64
     restarts_max: NonNegative = 5
     restart_window_s: Seconds = 5.0

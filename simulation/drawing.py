@@ -201,5 +201,5 @@ def draw_scripts(seed: int, setup: Setup, steps: int) -> tuple[s.Script, ...]:
     makers = [make for _, make in table]
     chosen = luck.choices(makers, [weight for weight, _ in table], k=steps)
     drawn = [make(luck) for make in chosen]
-    # Dealt in turn, so that a longer run of the same seed begins as a shorter one does.
+    # Dealt in turn, so that all schedulers have as many, and of all kinds.
     return tuple(tuple(drawn[at :: setup.schedulers]) for at in range(setup.schedulers))

@@ -48,7 +48,7 @@ class Oracle(CallOracle):
         if call == "chunk":
             return wrong + self._chunk(what, book, req, marks, result, before, protected_before)
         if self.plain and call == "finish":
-            book.seen.add(before, book.losses.now(), marks, result.inserted_len)
+            book.saw(before, marks, result.inserted_len)
         left = [
             name
             for name in ("lock", "prefix_indices", "req_pool_idx", "mamba_pool_idx", "last_node")
@@ -95,7 +95,7 @@ class Oracle(CallOracle):
         if not self.is_pending(marks[:length]):
             wrong += book.content.check(what, FULL, slots, marks[:length])
         if self.plain:
-            book.seen.add(before, book.losses.now(), marks, length)
+            book.saw(before, marks, length)
         return wrong
 
     def loading_now(self, book: Book, rid: str) -> bool:

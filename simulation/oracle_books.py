@@ -74,6 +74,11 @@ class Book:
         lock.since = self.serial
         self.locks[lock.receipt.id] = lock
 
+    def saw(self, before: Before, marks: MarkArray, length: int) -> None:
+        """Note that `length` units of a key could be reused at some time since `before`."""
+        self.serial += 1
+        self.seen.add(before, self.losses.now(), marks, length, self.serial)
+
     def of(self, rid: str) -> list[Lock]:
         """Return the locks of a request."""
         return [lock for lock in self.locks.values() if lock.rid == rid]

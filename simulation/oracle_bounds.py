@@ -119,28 +119,32 @@ class Known:
 
 @dataclass(eq=False, slots=True)
 class Seen:
-    """Lower bound: the ends of what could be reused, as long as nothing was dropped since."""
+    """Lower bound: the ends of what could be reused, as long as nothing was dropped since.
+
+    ``ends``: each with its place among all that was noted: what was noted after a call was made
+    may have come after it.
+    """
 
     page: int
     token: Token = ()
-    ends: set[int] = field(default_factory=set)
+    ends: dict[int, int] = field(default_factory=dict)
 
-    def add(self, before: Before, now: Token, marks: MarkArray, length: int) -> None:
+    def add(self, before: Before, now: Token, marks: MarkArray, length: int, serial: int) -> None:
         """Note that `length` units could be reused at some time since `before`."""
         if before.token != now or not length:
             return
         if now != self.token:
             self.token = now
             self.ends.clear()
-        self.ends.add(int(marks[length - 1]))
+        self.ends.setdefault(int(marks[length - 1]), serial)
 
-    def least(self, now: Token, marks: MarkArray) -> int:
-        """Return how much of a key must be there."""
+    def least(self, now: Token, marks: MarkArray, before: Before) -> int:
+        """Return how much of a key must be there for a call that was made at `before`."""
         if now != self.token or not self.ends:
             return 0
         ends = marks[self.page - 1 :: self.page].tolist()
         for at in range(len(ends), 0, -1):
-            if ends[at - 1] in self.ends:
+            if self.ends.get(ends[at - 1], before.serial + 1) <= before.serial:
                 return at * self.page
         return 0
 

@@ -55,7 +55,7 @@ class CallOracle(OracleBase):
                 f"{what}: Full has {result.full_kv_hit_length} units, {full} are locked or pinned"
             )
         now = book.losses.now()
-        seen = 0 if before.degraded else book.seen.least(now, marks)
+        seen = 0 if before.degraded else book.seen.least(now, marks, before)
         if not refused:
             if length < whole:
                 wrong.append(f"{what}: {length} units, and {whole} are locked whole by {which}")
@@ -129,7 +129,7 @@ class CallOracle(OracleBase):
             wrong += book.content.check(what, FULL, slots, marks)
         if params.cow_mamba and req is not None and length:
             wrong += self._private(what, book, req, marks)
-        book.seen.add(before, book.losses.now(), marks, length)
+        book.saw(before, marks, length)
         return wrong
 
     def _receipt(self, what: str, book: Book, params: MatchPrefixParams, slots: Slots) -> Wrong:
@@ -195,7 +195,7 @@ class CallOracle(OracleBase):
                 if SWA in book.content.pools:
                     wrong += book.content.check_pairs(what, slots, marks[:done])
         if self._usable(params, result, done):
-            book.seen.add(before, book.losses.now(), marks, done)
+            book.saw(before, marks, done)
         return wrong
 
     def _usable(self, params: InsertParams, result: InsertResult, done: int) -> bool:

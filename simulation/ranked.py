@@ -22,6 +22,7 @@ CALM: Final = 3
 """Looks in a row at which an actor had nothing to do, after which it has nothing to do."""
 LOOK_S: Final = 2e-4
 STEP_S: Final = 90.0
+LOOK_MAX_S: Final = 0.05
 TREES_EVERY: Final = 8
 CRASHES: Final = ("crash_before", "crash_after", "kill")
 
@@ -93,9 +94,16 @@ class RankedScheduler(Scheduler):
         cell = self.cache._coordinator  # a look past the mailboxes
         assert isinstance(cell, ConversingCell)
         calm = 0
+        pause = LOOK_S
         while not task.done() and calm < CALM:
-            await asyncio.sleep(LOOK_S)
-            calm = calm + 1 if cell.quiet and not cell.busy and not cell.stalled else 0
+            await asyncio.sleep(pause)
+            if cell.quiet and not cell.busy and not cell.stalled:
+                calm += 1
+                pause = LOOK_S
+            else:
+                # A lost message is sent again after a second: looking all the time costs.
+                calm = 0
+                pause = min(2 * pause, LOOK_MAX_S)
 
     async def _step(self) -> None:
         step = self.world.loop.create_task(self.cache.step())

@@ -320,7 +320,7 @@ async def test_a_call_can_be_repeated_while_the_answer_to_the_first_is_on_its_wa
 async def test_an_undo_reaches_its_actor_whatever_intercepts(
     monkeypatch: pytest.MonkeyPatch, undo: str, fault: type[DropFirst | Delay | Duplicate]
 ) -> None:
-    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.001)
+    monkeypatch.setattr(system_module.ActorSystem, "resend_after_s", 0.001)
     async with open_cache() as cache:
         node = (await store(cache, key(16))).last_device_node
         calls: dict[str, Call] = {

@@ -165,7 +165,7 @@ async def test_g7_a_message_that_is_delivered_twice_acts_once(make_cache: MakeCa
 async def test_g8_what_was_lost_is_asked_for_again_and_acts_once(
     monkeypatch: pytest.MonkeyPatch, fault: type[DropFirst | DropReply], actor: str
 ) -> None:
-    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.001)
+    monkeypatch.setattr(system_module.ActorSystem, "resend_after_s", 0.001)
     for skip in range(8):
         async with open_cache(pin_budget=16) as cache:
             loss = fault(actor=actor, skip=skip)

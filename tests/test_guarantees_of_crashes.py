@@ -278,7 +278,7 @@ async def test_killing_what_is_not_there_is_no_kill(delivery: Delivery) -> None:
 async def test_g136_what_is_told_is_handled_in_order_whatever_is_lost_or_held_back(
     monkeypatch: pytest.MonkeyPatch, make_stage: MakeStage, fault: type[Chooser]
 ) -> None:
-    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.001)
+    monkeypatch.setattr(system_module.ActorSystem, "resend_after_s", 0.001)
     at = make_stage(restarts_max=100)
     troubles = [fault("Note", skip=skip) for skip in (0, 2, 3)]
     for trouble in troubles:

@@ -70,7 +70,7 @@ async def test_g122_a_crash_in_a_transfer_loses_nothing(
 async def test_g123_a_message_that_is_lost_late_or_twice_acts_once(
     monkeypatch: pytest.MonkeyPatch, kind: str, fault: Any
 ) -> None:
-    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.01)
+    monkeypatch.setattr(system_module.ActorSystem, "resend_after_s", 0.01)
     async with tiers("direct", page_size=4, url="memory:", storage=PATIENT) as t:
         faulty = fault(kind)
         t.cache.add_interceptor(faulty)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from radixtide.actors.envelope import Envelope
-from radixtide.actors.system import RESEND_AFTER_S
 from radixtide.configs.errors import ActorFailed, CallTimeout, MailboxFull
+from radixtide.configs.schema import LimitsConfig
 from radixtide.simulation.injector import CANCELLED, InjectedCrash, InjectedError, Subject
 from radixtide.simulation.plan import Fault
 from support.actors import Boom, Grab, Look, Note, Relay, Stage, turns
@@ -17,6 +17,8 @@ from support.virtual import injector, now, pass_time, virtual
 
 SOON_S = 0.01
 """Longer than what is not held back takes, in virtual seconds."""
+
+RESEND_AFTER_S = LimitsConfig().resend_after_s
 
 
 class FaultyStage(Stage):

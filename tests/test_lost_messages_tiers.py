@@ -37,7 +37,7 @@ every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send again what was not answered after a moment, not after a second."""
-    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.01)
+    monkeypatch.setattr(system_module.ActorSystem, "resend_after_s", 0.01)
 
 
 def of_tiering(kind: str, actor: str, _: int) -> bool:

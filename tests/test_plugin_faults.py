@@ -170,7 +170,7 @@ async def test_a_plan_that_raises_every_time_fails_its_call_alone(
 async def test_a_fault_at_a_message_of_the_component_has_no_effect(
     monkeypatch: pytest.MonkeyPatch, kind: type[Any], message: str
 ) -> None:
-    monkeypatch.setattr("radixtide.actors.system.RESEND_AFTER_S", 0.001)
+    monkeypatch.setattr("radixtide.actors.system.ActorSystem.resend_after_s", 0.001)
     fields = with_sidecar(ids=8, page_size=16, size=3072, max_context=1024)
     with registered():
         async with open_cache(limits=LIMITS, **fields) as cache:

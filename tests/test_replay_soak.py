@@ -18,12 +18,16 @@ from radixtide.cli.replay_client import Client, Room
 from radixtide.cli.replay_costs import Limits
 from radixtide.cli.replay_memory import SAMPLES_MAX, Memory
 from radixtide.cli.replay_recording import Recording
+from radixtide.cli.replay_soak import Soak
 from radixtide.cli.replay_source import TraceRequest
 from radixtide.cli.replay_tiers import Tiers
+from radixtide.cli.replay_trace import TraceFile
 from radixtide.configs.errors import CacheClosed
+from radixtide.configs.loader import load_config
 from radixtide.simulation.dice import dice
 from radixtide.simulation.injector import Injector
 from radixtide.simulation.plan import Fault, FaultPlan
+from support.actors import until
 from support.caches import assert_nothing_held, make_config
 from support.tier_config import SETS, tier_config
 from support.traces import conversations, write_trace
@@ -168,6 +172,26 @@ async def test_a_client_of_a_closed_cache_is_told() -> None:
         client = Client(cache, 16, Limits(), recording, tiers, Room(1), Counter())
     with pytest.raises(CacheClosed):
         await client.serve(REQUEST)
+
+
+async def test_an_interrupted_run_gives_everything_back(files: tuple[Path, Path]) -> None:
+    trace, path = files
+    soak = Soak(
+        load_config(path),
+        TraceFile(trace),
+        Limits(max_running=6),
+        FaultPlan.light(),
+        None,
+        recording := Recording(),
+    )
+    run = asyncio.ensure_future(soak.run())
+    await until(lambda: recording.tally.requests > 3, 10**7)
+    run.cancel()
+    result = await run
+    assert result.interrupted
+    assert result.held == ()
+    assert result.violations == ()
+    assert 3 < recording.tally.requests < 40
 
 
 # -- the command ---------------------------------------------------------------------------------

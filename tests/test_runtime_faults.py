@@ -37,7 +37,7 @@ from support.interceptors import (
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for missing answers again after a moment, not after a second."""
-    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.001)
+    monkeypatch.setattr(system_module.ActorSystem, "resend_after_s", 0.001)
 
 
 async def test_a_crashed_handler_is_restarted_and_gets_its_message_again(

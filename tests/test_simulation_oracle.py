@@ -14,6 +14,7 @@ import torch
 from radixtide import AllocateParams, InsertParams, MatchPrefixParams, Request, UnifiedRadixCache
 from radixtide.actors.inspection import audit_now
 from radixtide.components.api import EvictParams, MatchResult, MissReason
+from radixtide.simulation.checks import places
 from radixtide.simulation.oracle import Oracle
 from radixtide.simulation.oracle_books import as_slots
 from radixtide.simulation.oracle_content import key_marks, marks_of
@@ -83,6 +84,13 @@ async def opened(shape: Setup) -> Scene:
     oracle = Oracle(shape)
     oracle.bind(cache)
     return Scene(cache, oracle)
+
+
+def fresh(scene: Scene) -> Oracle:
+    """Return an oracle that has seen nothing yet."""
+    oracle = Oracle(setup(tiers="host"))
+    oracle.bind(scene.cache)
+    return oracle
 
 
 def key(pages: int, first: int = 0, **names: Any) -> RadixKey:
@@ -235,6 +243,52 @@ async def test_a_match_that_is_shorter_than_what_was_seen_is_named() -> None:
     # An eviction takes what was seen away: a shorter answer is as good as any.
     await scene.cache.evict(EvictParams(1))
     assert not len((await scene.good_match(key(3))).device_indices)
+    await scene.cache.close()
+
+
+async def test_what_was_seen_after_a_match_was_made_does_not_count_against_it() -> None:
+    scene = await opened(setup())
+    params, result, before = await scene.match(key(3))
+    await scene.put(key(3))
+    assert not scene.oracle.matched(params, result, before)
+    again = scene.oracle.snapshot()
+    found = scene.oracle.matched(params, result, again)
+    assert any("12 were there" in one for one in found), found
+    await scene.cache.close()
+
+
+async def test_what_is_pinned_must_be_there_while_it_is_pinned() -> None:
+    scene = await opened(setup())
+    await scene.put(key(3))
+    before = scene.oracle.snapshot()
+    pinned = await scene.cache.pin(key(3), 100.0)
+    assert not scene.oracle.pinned(key(3), pinned, before)
+    await scene.cache.evict(EvictParams(1000))
+    params, result, before = await scene.match(key(3))
+    wrong = msgspec.structs.replace(shorter(PAGE)(result), full_kv_hit_length=2 * PAGE)
+    found = scene.oracle.matched(params, wrong, before)
+    assert any("Full has 8 units, 12 are locked or pinned" in one for one in found), found
+    scene.oracle.unpinned(key(3))
+    await scene.cache.unpin(key(3))
+    await scene.cache.evict(EvictParams(1000))
+    assert not len((await scene.good_match(key(3))).device_indices)
+    await scene.cache.close()
+
+
+async def test_a_page_with_two_names_in_storage_is_named() -> None:
+    scene = await opened(setup(tiers="host"))
+    await scene.put(key(2))
+    await scene.put(key(2, cache_salt="other"))
+    assert not scene.oracle.deep()
+    one, other = (place.node for place in places(scene.cache))
+    one.hashes = b"a" * 32 + b"b" * 32
+    other.hashes = b"c" * 32 + b"d" * 32
+    oracle = fresh(scene)
+    assert not oracle.deep()
+    other.hashes = b"c" * 32 + b"b" * 32
+    assert any("the name in storage of another content" in it for it in fresh(scene).deep())
+    one.hashes = b"a" * 32 + b"e" * 32
+    assert any("another name in storage than before" in it for it in oracle.deep())
     await scene.cache.close()
 
 

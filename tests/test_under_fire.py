@@ -24,7 +24,7 @@ async def survives(seed: int, faults: tuple[str, ...]) -> None:
 
 @pytest.fixture(autouse=True)
 def _resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_module, "RESEND_AFTER_S", 0.002)
+    monkeypatch.setattr(system_module.ActorSystem, "resend_after_s", 0.002)
 
 
 @pytest.mark.parametrize("faults", MIXES, ids="+".join)

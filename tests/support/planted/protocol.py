@@ -36,7 +36,7 @@ PROTOCOL = (
         "K12",
         "a message that is lost twice is not asked for any more",
         ActorSystem._send_again,
-        "self.loop.call_later(RESEND_AFTER_S, self._send_again, envelope)",
+        "self.loop.call_later(self.resend_after_s, self._send_again, envelope)",
         "envelope.withdrawn = False",
     ),
     Planted(
