@@ -10,10 +10,10 @@ from radixtide.actors.calls import UndoMatch
 from radixtide.actors.envelope import WAIT_FOR_JOB
 from radixtide.actors.jobs import LOAD, Job
 from radixtide.actors.ledger import Entry
-from radixtide.actors.messages import LockSplit, Unlock
+from radixtide.actors.messages import LockSplit, Unlock, Validate
 from radixtide.actors.op_backup import drop_host
 from radixtide.actors.op_load import CloseLoad, UndoLoad, WaitLoad
-from radixtide.actors.op_match import undo_match
+from radixtide.actors.op_match import longest_common, undo_match
 from radixtide.actors.state import LiveReceipt, State
 from radixtide.actors.tier_messages import CopyDone, EndLoad, EvictHost, UnpinHost
 from radixtide.actors.tier_state import LoadRecord, TierState
@@ -108,7 +108,7 @@ def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, An
     for record in _users(tiers, job):
         if record.failed:
             continue
-        node = _above(record.node, record.device)
+        node = yield from _usable(state, _above(record.node, record.device))
         held = state.receipts.get(record.receipt)
         entry = None if record.rid is None else state.ledger.by_rid(record.rid)
         if entry is not None and (held is None or _has_gone_on(state, entry)):
@@ -128,6 +128,19 @@ def _above(node: Node, length: int) -> Node:
     while at.parent is not None and (at.end > length or not at.tiers & ON_DEVICE):
         at = at.parent
     return at
+
+
+def _usable(state: State, node: Node) -> Generator[Any, Any, Node]:
+    """Return the deepest node from `node` upward that a request can go on from.
+
+    The load's lock was on its end: what another component had further up may be gone by now.
+    """
+    path = state.path_to(node)
+    if not path or not state.voters:
+        return node
+    votes = yield [(cell, Validate(path)) for cell in state.voters]
+    steps = longest_common(votes)
+    return path[steps - 1] if steps else state.tree.root
 
 
 def _has_gone_on(state: State, entry: Entry) -> bool:
@@ -199,7 +212,8 @@ def undo_load(state: State, p: UndoLoad) -> Conversation:
     if record is None or record.before is None or held is None or entry is None:
         yield from undo_match(state, UndoMatch(p.receipt, p.req))
     else:
-        yield from _move_lock(state, record, held, entry, _above(record.node, record.before))
+        node = yield from _usable(state, _above(record.node, record.before))
+        yield from _move_lock(state, record, held, entry, node)
     if tiers is not None:
         tiers.loads.pop(p.number, None)
 

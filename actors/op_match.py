@@ -108,7 +108,7 @@ def _vote(
     p = job.p
     walk = job.walk
     most = len(walk.path) + (walk.inside is not None)
-    steps = _longest_common(votes)
+    steps = longest_common(votes)
     if steps < most:
         _blame(state, job, votes, steps)
     if p.req is not None and p.lock:
@@ -391,7 +391,7 @@ def depth_of(walk: Walk, steps: int) -> int:
     return walk.matched
 
 
-def _longest_common(votes: list[Sequence[int]]) -> int:
+def longest_common(votes: list[Sequence[int]]) -> int:
     """Return the largest step that every component accepts, or 0."""
     first = votes[0]
     if len(votes) == 1:

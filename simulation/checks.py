@@ -12,7 +12,7 @@ import numpy as np
 
 from radixtide.actors.life import CacheLife
 from radixtide.components.api import LockReceipt, NodeHandle, Slots
-from radixtide.simulation.oracle_content import MAMBA, Content, MarkArray, marks_of
+from radixtide.simulation.oracle_content import MAMBA, SWA, Content, MarkArray, marks_of
 from radixtide.tiers.slots import EMPTY
 from radixtide.tree.key import TOKEN_BYTES, namespace_parts
 from radixtide.tree.node import HASH_BYTES, ON_DEVICE, Node
@@ -67,6 +67,18 @@ def path_slots(node: Node) -> Slots | None:
         at = at.parent
     found.reverse()
     return np.concatenate(found) if found else EMPTY.copy()
+
+
+def window_values(cache: CacheLife, node: Node) -> Iterator[tuple[int, Slots]]:
+    """Yield, from `node` upward, where each node with window slots begins, and these slots."""
+    parts = [part for part in cache._components if part.name == SWA]  # as above
+    at: Node | None = node
+    while at is not None and at.parent is not None:
+        for part in parts:
+            value = part.data(at).value
+            if value is not None:
+                yield at.start, value.astype(np.int64)
+        at = at.parent
 
 
 def state_slot(cache: CacheLife, node: Node) -> int | None:
@@ -220,4 +232,5 @@ __all__ = (
     "path_slots",
     "places",
     "state_slot",
+    "window_values",
 )

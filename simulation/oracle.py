@@ -87,7 +87,9 @@ class Oracle(CallOracle):
             return [*wrong, f"{what}: {length} units without indices or a lock"]
         slots = prefix[:length]
         for lock in book.of(req.rid):
-            if not np.array_equal(lock.slots[: len(slots)], slots[: len(lock.slots)]):
+            # A load that failed may have left the request less than it promised.
+            moved = not np.array_equal(lock.slots[: len(slots)], slots[: len(lock.slots)])
+            if lock.settled and moved:
                 wrong.append(f"{what}: slots of what was locked before are others now")
         if not any(lock.receipt.id == req.lock.id for lock in book.of(req.rid)):
             book.hold(Lock(req.lock, marks[:length], slots, self.plain, 0, req.rid))
@@ -195,6 +197,9 @@ class Oracle(CallOracle):
         lock.slots = lock.slots[:length]
         lock.marks = lock.marks[:length]
         lock.coming = 0
+        if handle.failed:
+            # What its end needs beside Full was not locked: it is not the end that was locked.
+            lock.whole = self.plain
         if lock.leaving:
             return []
         return self.read_lock(book, lock)

@@ -217,11 +217,24 @@ class OracleBase:
         if tiers is not None and tiers.counters.bad_pages:
             # Nothing in a simulated run damages the host's memory.
             wrong.append(f"{tiers.counters.bad_pages} pages of the host were found damaged")
+        wrong += self._pins_gone(book)
         locks = list(book.locks.values())
         for at in range(min(LOOKS, len(locks))):
             wrong += self.read_lock(book, locks[(book.turn + at) % len(locks)])
         book.turn += LOOKS
         return wrong
+
+    def _pins_gone(self, book: Book) -> Wrong:
+        """Return which pins were let go before their time."""
+        board = book.cache._state.pins  # a look past the mailboxes
+        now = book.cache.now()
+        return [
+            f"the pin of {key} is gone {pin.until - now:g} s before its time"
+            for key, pin in book.pins.items()
+            if pin.generation == book.generation
+            and now < pin.until
+            and board.get(board.name(key)) is None
+        ]
 
     def read_lock(self, book: Book, lock: Lock) -> Wrong:
         """Return what is wrong with what a lock protects."""

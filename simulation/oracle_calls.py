@@ -22,7 +22,7 @@ from radixtide.components.api import (
     PinResult,
     Slots,
 )
-from radixtide.simulation.checks import current, degraded, path_slots
+from radixtide.simulation.checks import current, degraded, path_slots, window_values
 from radixtide.simulation.oracle_books import Book, OracleBase, Wrong, as_slots
 from radixtide.simulation.oracle_bounds import Before, Lock, Pinned, same_slots
 from radixtide.simulation.oracle_content import FULL, MAMBA, SWA, MarkArray, key_marks
@@ -187,13 +187,14 @@ class CallOracle(OracleBase):
             wrong.append(f"{what}: prefix_len {result.prefix_len}, and {full} units are kept")
         node = current(book.cache, result.last_device_node)
         slots = None if node is None else path_slots(node)
-        if slots is not None and not self.is_pending(marks[:done]):
+        if node is not None and slots is not None and not self.is_pending(marks[:done]):
             if len(slots) != done:
                 wrong.append(f"{what}: the node ends at {len(slots)}, not at {done}")
             else:
                 wrong += book.content.check(what, FULL, slots, marks[:done])
-                if SWA in book.content.pools:
-                    wrong += book.content.check_pairs(what, slots, marks[:done])
+                for begins, values in window_values(book.cache, node):
+                    mine = marks[begins : begins + len(values)]
+                    wrong += book.content.check(what, SWA, values, mine)
         if self._usable(params, result, done):
             book.saw(before, marks, done)
         return wrong

@@ -60,7 +60,7 @@ STATES = (
         "only_the_last_component_votes",
         "K4",
         "a match is as long as the first and the last component say, whatever those between do",
-        op_match._longest_common,
+        op_match.longest_common,
         "common = set(first).intersection(*votes[1:])",
         "common = set(first).intersection(votes[-1])",
         components=WITH_BOTH,
