@@ -74,6 +74,11 @@ class Progress:
             self.own = state.rows.array[row, self.protected : self.committed].copy()
 
     @property
+    def cached(self) -> int:
+        """How much of the request the tree has, as far as is known; none where its load failed."""
+        return 0 if self.spoiled else self.protected
+
+    @property
     def loading(self) -> bool:
         """Whether some of what the request has locked is still on its way to the device."""
         tiers = self.tiers
@@ -133,7 +138,7 @@ def cache_unfinished_req(state: State, p: CacheUnfinishedReq) -> Conversation:
     if not p.is_insert or at.spoiled:
         if at.entry is not None:
             req.prefix_indices = at.entry.indices(state.rows, at.committed)
-        return CacheReqResult(at.protected, at.protected)
+        return CacheReqResult(at.cached, at.cached)
     yield from at.prepare(state)
     walk = at.walk(state)
     if not walk.limit:
@@ -190,7 +195,7 @@ def cache_finished_req(state: State, p: CacheFinishedReq) -> Conversation:
     at = Progress(state, req)
     if at.loading:
         return WAIT_FOR_JOB
-    inserted_len = prefix_len = at.protected
+    inserted_len = prefix_len = at.cached
     freed = 0
     adopted: dict[str, Ranges] = {}
     tail = at.own

@@ -412,8 +412,10 @@ class OnDevice(SchedulerBase):
             self.check(self.oracle.evicted(params, answer.value, before, self.rank))
 
     async def pin(self, step: s.Pin) -> None:
-        """Pin a prompt for a while."""
+        """Pin a prompt for a while, or for another while."""
         key = self.key(step.prompt)
+        if step.prompt.again % 2 and self.pins:
+            key = self.pins[0]
         before = self.oracle.snapshot(self.rank)
         answer = await self.call(
             "pin", lambda: self.cache.pin(key, step.ttl * MS), may=(PinRefused,)
