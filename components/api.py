@@ -313,10 +313,10 @@ class DecLockRefResult(msgspec.Struct, frozen=True, gc=False):
 class CacheReqResult(msgspec.Struct, frozen=True, gc=False):
     """What ``cache_finished_req``, ``cache_unfinished_req`` or ``abort_req`` did.
 
-    ``inserted_len``: units now in the tree; ``prefix_len``: units that were there before (of a request
-    whose load failed under it: none);
-    ``freed``: Full slots given back (duplicates, tail, surplus). ``component_adopted``: positions
-    of which other components took state over, by component.
+    ``inserted_len``: units now in the tree; ``prefix_len``: units that were there before; of a
+    request whose load failed under it none. ``freed``: Full slots given back (duplicates, tail,
+    surplus). ``component_adopted``: positions of which other components took state over, by
+    component.
     """
 
     inserted_len: int = 0

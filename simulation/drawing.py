@@ -149,7 +149,7 @@ _EVERYWHERE: Final[tuple[tuple[int, Maker], ...]] = (
                              leave=int(not luck.randrange(3)))),
     (15, lambda luck: s.Indices(which=luck.randrange(16), component=luck.randrange(3))),
     (8, lambda luck: s.Paired(which=luck.randrange(8))),
-    (25, lambda luck: s.Pin(prompt=draw_prompt(luck), ttl=luck.choice((2, 10, 40, 400)))),
+    (25, lambda luck: s.Pin(prompt=draw_prompt(luck), ttl=luck.choice((5, 50, 1000, 5000)))),
     (8, lambda luck: s.Unpin(which=luck.randrange(8))),
     (110, _start),
     (140, _extend),

@@ -178,7 +178,7 @@ class SimulatedStore(StorageBackend):
         await self._idle.wait()
         self._land_left()
 
-    async def exists(self, keys: Sequence[PageKey]) -> list[bool]:  # noqa: D102
+    async def exists(self, keys: Sequence[PageKey]) -> list[bool]:  # noqa: D102  # as the base
         with self._call("exists", keys) as call:
             if not keys:
                 return []

@@ -224,7 +224,7 @@ def test_every_public_coroutine_is_in_the_table() -> None:
         for name in dir(UnifiedRadixCache)
         if not name.startswith("_") and callable(getattr(UnifiedRadixCache, name))
     }
-    own = {"close", "from_toml", "add_interceptor", "remove_interceptor"}
+    own = {"close", "from_toml", "add_interceptor", "remove_interceptor", "kill"}
     # For the handles that calls return.
     own |= {"post_release", "post", "now", "is_fetched"}
     assert public - own == set(EVERY_CALL)

@@ -104,11 +104,11 @@ async def wear_out(cache: UnifiedRadixCache) -> None:
         base = 10_000 * (round_ + 1)
         prompt = [*range(200), *tokens(300, base)]
         for make in (
-            lambda: put(cache, tokens(400, base)),  # noqa: B023  # run in this round
-            lambda: put(cache, [*tokens(200, base), *tokens(200, base + 500)]),  # noqa: B023
-            lambda: match(cache, key(tokens(390, base))),  # noqa: B023
-            lambda: match(cache, key(tokens(300, base))),  # noqa: B023
-            lambda: tell_ids(cache, key(tokens(390, base))),  # noqa: B023
+            lambda: put(cache, tokens(400, base)),  # noqa: B023  # awaited in this round
+            lambda: put(cache, [*tokens(200, base), *tokens(200, base + 500)]),  # noqa: B023  # awaited in this round
+            lambda: match(cache, key(tokens(390, base))),  # noqa: B023  # awaited in this round
+            lambda: match(cache, key(tokens(300, base))),  # noqa: B023  # awaited in this round
+            lambda: tell_ids(cache, key(tokens(390, base))),  # noqa: B023  # awaited in this round
             lambda: give_and_take(cache),
             lambda: cache.evict(EvictParams(num_tokens=256, others={NAME: 1})),
             cache.pretty_print,
