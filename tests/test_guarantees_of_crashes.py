@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,13 +105,13 @@ async def wear_out(cache: UnifiedRadixCache) -> None:
         base = 10_000 * (round_ + 1)
         prompt = [*range(200), *tokens(300, base)]
         for make in (
-            lambda: put(cache, tokens(400, base)),  # noqa: B023  # awaited in this round
-            lambda: put(cache, [*tokens(200, base), *tokens(200, base + 500)]),  # noqa: B023  # awaited in this round
-            lambda: match(cache, key(tokens(390, base))),  # noqa: B023  # awaited in this round
-            lambda: match(cache, key(tokens(300, base))),  # noqa: B023  # awaited in this round
-            lambda: tell_ids(cache, key(tokens(390, base))),  # noqa: B023  # awaited in this round
-            lambda: give_and_take(cache),
-            lambda: cache.evict(EvictParams(num_tokens=256, others={NAME: 1})),
+            partial(put, cache, tokens(400, base)),
+            partial(put, cache, [*tokens(200, base), *tokens(200, base + 500)]),
+            partial(match, cache, key(tokens(390, base))),
+            partial(match, cache, key(tokens(300, base))),
+            partial(tell_ids, cache, key(tokens(390, base))),
+            partial(give_and_take, cache),
+            partial(cache.evict, EvictParams(num_tokens=256, others={NAME: 1})),
             cache.pretty_print,
         ):
             try:
