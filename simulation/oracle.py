@@ -197,9 +197,6 @@ class Oracle(CallOracle):
         lock.slots = lock.slots[:length]
         lock.marks = lock.marks[:length]
         lock.coming = 0
-        if handle.failed:
-            # What its end needs beside Full was not locked: it is not the end that was locked.
-            lock.whole = self.plain
         if lock.leaving:
             return []
         return self.read_lock(book, lock)

@@ -48,7 +48,9 @@ def violation(case: Case) -> str | None:
 
 
 @lru_cache(maxsize=1 << 12)
-def is_sound(seed: int, steps: int, components: tuple[str, ...] | None, tiers: Tiers | None) -> bool:
+def is_sound(
+    seed: int, steps: int, components: tuple[str, ...] | None, tiers: Tiers | None
+) -> bool:
     """Return whether a case is fine without any bug: then what is found is the bug's."""
     return violation(draw_case(seed, steps, FaultPlan.heavy(), components, tiers)) is None
 
