@@ -92,6 +92,8 @@ class Cell:
         self.times = Timings()
         self.handled = 0
         self.failures = 0
+        self.crashed_with: BaseException | None = None
+        """The last error that crashed it, those that were planned aside."""
         self.restarts = 0
         self.degraded = False
         """Whether the actor was set aside: it answers, and does nothing."""
@@ -357,7 +359,9 @@ class Cell:
         One that others can do without is set aside then, and goes on without its state.
         """
         self.failures += 1
-        if not self.system.may_restart(self):
+        if getattr(error, "counts", True):
+            self.crashed_with = error
+        if not self.system.may_restart(self, error):
             instead = self.actor.set_aside(error)
             if instead is None:
                 failed = ActorFailed(
@@ -371,7 +375,7 @@ class Cell:
             self.handlers.update(instead)
         self.restarts += 1
         self.actor.on_restart(error)
-        self.system.restarted(self)
+        self.system.restarted(self, error)
         return True
 
     def may_redeliver(self, message: Any, deliveries: int) -> bool:

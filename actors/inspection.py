@@ -12,7 +12,7 @@ from typing import Any
 from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import AuditAll, Print
 from radixtide.actors.conversing import ConversingCell
-from radixtide.actors.life import CacheLife
+from radixtide.actors.life import CacheLife, Killed
 from radixtide.actors.op_admin import audit, pretty_print
 from radixtide.actors.state import State
 from radixtide.components.api import AuditReport
@@ -46,6 +46,21 @@ def tree_now(cache: CacheLife, max_nodes: int = 200) -> str | None:
     _, state = _open(cache)
     text: str = _straight(pretty_print(state, Print(max_nodes)))
     return text
+
+
+def crashes(cache: CacheLife) -> dict[str, BaseException]:
+    """Return, by actor, the last error that crashed it, but for those that were planned.
+
+    A crash is lived with: it is repaired, and the call that met it is made again, or fails with a
+    typed error. So that an actor crashes by itself may show here only.
+    """
+    system = cache._system  # a look from outside is what this is for
+    cells = () if system is None else system._cells  # as above
+    return {
+        cell.name: cell.crashed_with
+        for cell in cells
+        if cell.crashed_with is not None and not isinstance(cell.crashed_with, Killed)
+    }
 
 
 def _open(cache: CacheLife) -> tuple[ConversingCell, State]:

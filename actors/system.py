@@ -121,8 +121,13 @@ class ActorSystem:
         """Crash the actor of that name now; False: there is none, or it is down."""
         return any(cell.kill(error) for cell in self._cells if cell.name == name)
 
-    def may_restart(self, cell: Cell) -> bool:
-        """Count a crash; return whether the restart limit still allows a restart."""
+    def may_restart(self, cell: Cell, error: BaseException) -> bool:
+        """Count a crash; return whether the restart limit still allows a restart.
+
+        An error whose class says ``counts = False`` was planned, and says nothing of the actor.
+        """
+        if not getattr(error, "counts", True):
+            return True
         now = self.loop.time()
         crashes = self._crashes.setdefault(cell, deque())
         crashes.append(now)
@@ -130,9 +135,9 @@ class ActorSystem:
             crashes.popleft()
         return len(crashes) <= self.limits.restarts_max
 
-    def restarted(self, cell: Cell) -> None:
+    def restarted(self, cell: Cell, error: BaseException) -> None:
         """Let the owner repair what is in doubt after a crash of `cell`."""
-        log.warning("actor %s was restarted", cell.name)
+        log.warning("actor %s was restarted after %r", cell.name, error)
         if self.on_restarted is not None:
             self.on_restarted(cell)
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radixtide.actors.life import CacheLife
+from radixtide.actors.life import CacheLife, Killed
 from radixtide.components.api import LockReceipt, NodeHandle, Slots
+from radixtide.simulation.injector import InjectedCrash
 from radixtide.simulation.oracle_content import MAMBA, SWA, Content, MarkArray, marks_of
-from radixtide.tiers.slots import EMPTY
+from radixtide.tiers.slots import EMPTY, FIRST_HOLDER, TREE
 from radixtide.tree.key import TOKEN_BYTES, namespace_parts
 from radixtide.tree.node import HASH_BYTES, ON_DEVICE, Node
 
@@ -124,6 +125,54 @@ class Losses:
         )
 
 
+class Watch:
+    """Notes what goes wrong inside a cache between two looks at it, from its making on.
+
+    That an actor crashed and nobody had injected it: a crash is lived with, so it shows here only.
+    And that pages of the host were written, or read for a storage, which belonged to nobody then.
+    """
+
+    def __init__(self, cache: CacheLife) -> None:
+        self.found: list[str] = []
+        system = cache._system  # as above
+        for cell in () if system is None else system._cells:
+            self._watch_actor(cell.name, cell.actor)
+        for part in cache._components:
+            pool = cache.host_pools.get(part.name)
+            if pool is not None:
+                self._watch_pool(part, pool)
+
+    def _watch_actor(self, name: str, actor: Any) -> None:
+        restart = actor.on_restart
+
+        def restarted(error: BaseException) -> None:
+            if not isinstance(error, (InjectedCrash, Killed)):
+                self.found.append(f"actor {name} crashed by itself: {error!r}")
+            restart(error)
+
+        actor.on_restart = restarted
+
+    def _watch_pool(self, part: Any, pool: Any) -> None:
+        read, write = pool.read_pages, pool.write_pages
+
+        def look(what: str, pages: Any, least: int) -> None:
+            # The books are others after a reset.
+            owners = part.host_allocator.owners()[pages]
+            if (owners < least).any():
+                free = pages[owners < least].tolist()
+                self.found.append(f"host pages {free} of {part.name} were {what}, for nobody")
+
+        def read_pages(pages: Any, out: Any) -> None:
+            look("read", pages, TREE)
+            read(pages, out)
+
+        def write_pages(pages: Any, data: Any) -> None:
+            look("written", pages, FIRST_HOLDER)
+            write(pages, data)
+
+        pool.read_pages, pool.write_pages = read_pages, write_pages
+
+
 def degraded(cache: CacheLife) -> bool:
     """Return whether an actor of the cache is down for good."""
     system = cache._system  # as above
@@ -225,6 +274,7 @@ __all__ = (
     "Losses",
     "Names",
     "Place",
+    "Watch",
     "current",
     "deep",
     "degraded",

@@ -48,7 +48,9 @@ _HANDLING: Final = {"crash_before": _BEFORE, "handler_error": _BEFORE, "crash_af
 
 
 class InjectedCrash(Exception):
-    """What an actor dies of where a plan says so."""
+    """What an actor dies of where a plan says so; it does not count against the restart limit."""
+
+    counts = False
 
 
 class InjectedError(RadixtideError):

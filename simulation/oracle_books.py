@@ -10,7 +10,7 @@ import torch
 
 from radixtide.actors.life import CacheLife
 from radixtide.components.api import LockReceipt, Slots
-from radixtide.simulation.checks import Losses, Names, deep, degraded, lives, state_slot
+from radixtide.simulation.checks import Losses, Names, Watch, deep, degraded, lives, state_slot
 from radixtide.simulation.oracle_bounds import Before, Known, Lock, Pinned, Seen
 from radixtide.simulation.oracle_content import FULL, MAMBA, SWA, Content, MarkArray, key_marks
 from radixtide.tree.key import RadixKey
@@ -56,6 +56,7 @@ class Book:
     cache: CacheLife
     content: Content
     losses: Losses
+    watch: Watch
     seen: Seen
     locks: dict[int, Lock] = field(default_factory=dict)
     pins: dict[RadixKey, Pinned] = field(default_factory=dict)
@@ -100,7 +101,8 @@ class OracleBase:
 
     def bind(self, cache: CacheLife, rank: int = 0) -> None:
         """Look at an open cache from now on as that of `rank`; before its first call."""
-        self.books[rank] = Book(cache, Content(cache), Losses(cache), Seen(self.page))
+        seen = Seen(self.page)
+        self.books[rank] = Book(cache, Content(cache), Losses(cache), Watch(cache), seen)
 
     def snapshot(self, rank: int = 0) -> Before:
         """Return what is so before a call. Cost O(actors)."""
@@ -271,6 +273,10 @@ class OracleBase:
         if live is None:
             wrong.append(f"{what}: the cache does not know that lock any more")
         return wrong
+
+    def noted(self, rank: int = 0) -> Wrong:
+        """Return what went wrong inside the cache meanwhile: crashes of its own, foreign pages."""
+        return self.books[rank].watch.found
 
     def deep(self, rank: int = 0) -> Wrong:
         """Read every byte of every node. Only while nobody edits; cost O(bytes)."""

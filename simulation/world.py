@@ -262,6 +262,7 @@ class World:
         if not self.is_open:
             return
         for rank, cache in enumerate(self.caches):
+            self.found(*self.oracle.noted(rank))
             handled = self._handled(cache)
             if self._seen.get(rank) == handled:
                 continue

@@ -82,7 +82,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "10 passed" in ran.stdout
+    assert "15 passed" in ran.stdout
 
 
 @pytest.mark.slow

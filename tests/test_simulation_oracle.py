@@ -19,7 +19,9 @@ from radixtide.simulation.oracle import Oracle
 from radixtide.simulation.oracle_books import as_slots
 from radixtide.simulation.oracle_content import key_marks, marks_of
 from radixtide.simulation.setup import SETS, Setup
+from radixtide.tiers.host_pool import HostPool
 from radixtide.tree.key import RadixKey
+from support.caches import system_of
 
 PAGE = 4
 HYBRID = SETS[-1]
@@ -452,9 +454,36 @@ async def test_a_host_copy_with_wrong_bytes_is_named() -> None:
     pool = scene.cache.host_pools["full"]
     pages = np.arange(2, dtype=np.int64)
     assert not scene.oracle.deep()
-    pool.write_pages(pages, np.zeros((len(pages), pool.page_bytes), dtype=np.uint8))
+    HostPool.write_pages(pool, pages, np.zeros((len(pages), pool.page_bytes), dtype=np.uint8))
     found = scene.oracle.deep()
     assert any("wrong bytes of full on the host" in one for one in found), found
+    await scene.cache.close()
+
+
+async def test_pages_of_the_host_that_nobody_has_are_not_written_nor_read() -> None:
+    scene = await opened(setup(tiers="host"))
+    await scene.put(key(2))
+    await scene.cache.drain()
+    pool = scene.cache.host_pools["full"]
+    data = np.zeros((2, pool.page_bytes), dtype=np.uint8)
+    pool.read_pages(np.arange(2), data)
+    assert not scene.oracle.noted()
+    # The first two are the tree's, which nothing may write to; those after are free.
+    pool.write_pages(np.arange(1), data[:1])
+    pool.read_pages(np.array([5]), data[:1])
+    assert scene.oracle.noted() == [
+        "host pages [0] of full were written, for nobody",
+        "host pages [5] of full were read, for nobody",
+    ]
+    await scene.cache.close()
+
+
+async def test_an_actor_that_crashes_by_itself_is_named() -> None:
+    scene = await opened(setup())
+    assert scene.cache.kill("full")
+    assert not scene.oracle.noted()
+    assert system_of(scene.cache).kill("full", RuntimeError("a bug"))
+    assert scene.oracle.noted() == ["actor full crashed by itself: RuntimeError('a bug')"]
     await scene.cache.close()
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from radixtide.actors.cache import UnifiedRadixCache
 from radixtide.actors.tier_making import open_by_url
@@ -27,11 +25,11 @@ from radixtide.simulation.loop import SimulatedLoop
 from radixtide.simulation.plan import Fault, FaultPlan
 from radixtide.simulation.plan_reading import find_plan
 from radixtide.simulation.store import Disk, SimulatedStore
+from radixtide.testing.watching import Watch, own_crashes
 from radixtide.tiers.copy_engine import CopyEngine
 from radixtide.tiers.copy_making import make_engine as real_engine
 from radixtide.tiers.storage.base import StorageBackend
 
-RESTARTS_MAX: Final = 1_000_000_000
 QUIET_S: Final = 60.0
 """Seconds after which transfers that do not end, when faults have, are an error."""
 
@@ -94,8 +92,9 @@ class FaultyCaches:
     ) -> AbstractAsyncContextManager[UnifiedRadixCache]:
         """Return an open cache under faults, for ``async with``.
 
-        When the block ends well faults stop, all transfers end, and the cache is audited. Actors
-        are restarted as often as the plan crashes them, whatever ``limits.restarts_max`` says.
+        The cache is audited after every operation. When the block ends well faults stop, all
+        transfers end, and it is audited once more. Crashes that the plan makes do not count against
+        ``limits.restarts_max``; all others do, and fail the test.
 
         Args:
             config: a config, or the path of a TOML file.
@@ -136,32 +135,39 @@ class FaultyCaches:
                 return SimulatedStore(loop, disk or self.disk, stores, injector)
             return FaultyStore(open_by_url(storage), injector)
 
-        limits = msgspec.structs.replace(config.limits, restarts_max=RESTARTS_MAX)
-        config = msgspec.structs.replace(config, limits=limits)
         cache = UnifiedRadixCache(config, make_engine=make_engine, make_store=make_store)
         async with cache:
             if self.journal is not None:
                 # First, so that it sees what faults do.
                 cache.add_interceptor(self.journal)
+            watch = Watch(cache)
+            cache.add_interceptor(watch)
             injector.install(cache)
             try:
                 yield cache
+            except BaseException as error:
+                for text in (*watch.found, *own_crashes(cache)):
+                    error.add_note(text)
+                raise
             finally:
                 injector.heal()
                 injector.uninstall(cache)
-            await check_clean(cache, empty=empty)
+            await check_clean(cache, empty=empty, before=watch.found)
 
 
 def _plan(plan: Plan) -> FaultPlan:
     return FaultPlan((plan,), "one fault") if isinstance(plan, Fault) else find_plan(plan)
 
 
-async def check_clean(cache: UnifiedRadixCache, *, empty: bool) -> None:
-    """Let transfers end, audit, and, with `empty`, see that nothing is held. Raises Unclean."""
+async def check_clean(cache: UnifiedRadixCache, *, empty: bool, before: Sequence[str] = ()) -> None:
+    """Let transfers end, audit, and, with `empty`, see that nothing is held. Raises Unclean.
+
+    `before`: what was found on the way.
+    """
     __tracebackhide__ = True
     await cache.drain(QUIET_S)
     report = await cache.audit()
-    wrong = [f"{one.clause}: {one.message}" for one in report.violations]
+    wrong = list(before) + [f"{one.clause}: {one.message}" for one in report.violations]
     stats = await cache.stats()
     if empty and (stats.receipts or stats.requests):
         wrong.append(f"{stats.receipts} locks and {stats.requests} requests are still held")
@@ -171,6 +177,7 @@ async def check_clean(cache: UnifiedRadixCache, *, empty: bool) -> None:
                 wrong.append(
                     f"{name} on {tier}: {pool.held} slots are held, {pool.in_flight} in flight"
                 )
+    wrong += own_crashes(cache)
     if wrong:
         raise Unclean("the cache is not clean at the end of the test:\n  " + "\n  ".join(wrong))
 

@@ -38,12 +38,12 @@ STORAGE = (
         tiers="storage",
     ),
     Planted(
-        "a_fetch_attaches_its_first_slots",
+        "a_fetch_keeps_what_did_not_arrive",
         "K11",
-        "where part of what was fetched came another way meanwhile, the wrong part is kept",
-        op_fetch._attach,
-        "mine[name] = slots[start:stop]",
-        "mine[name] = slots[: stop - start]",
+        "pages that a fetch asked for are attached, whether they were read or not",
+        op_fetch.end_fetch,
+        "pages = min(report.pages, job.pages)",
+        "pages = job.pages",
         tiers="storage",
     ),
     Planted(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from radixtide.actors import op_backup, op_load_end, op_tiers
-from radixtide.components.full_host import FullHost
 from radixtide.components.host_tier import HostTier
 from support.planted.patching import Planted
 
@@ -37,12 +36,12 @@ TIERS = (
         tiers="host",
     ),
     Planted(
-        "a_pinned_host_copy_is_evicted",
+        "a_failed_backup_leaves_its_slots_noted",
         "K9",
-        "the host evicts a copy that a transfer uses, with the last one below it",
-        FullHost.drive_host_eviction,
-        "if count == hidden.children and not above.host_lock_ref:",
-        "if count == hidden.children:",
+        "host slots that a failed backup gave back are still noted as being filled",
+        HostTier.abort_backup,
+        "link.arriving = None",
+        "link.digests = None",
         tiers="host",
     ),
     Planted(
