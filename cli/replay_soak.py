@@ -137,7 +137,9 @@ class Soak:
     async def run(self) -> SoakResult:
         """Serve until the time is over or somebody interrupts; then see what is left."""
         loop = asyncio.get_running_loop()
-        self._injector = injector = Injector(self._plan, dice(self._limits.seed, "faults"), loop)
+        # Which faults have happened is not asked here, and would fill memory.
+        luck = dice(self._limits.seed, "faults")
+        self._injector = injector = Injector(self._plan, luck, loop, remembers=False)
         interrupted = False
         with _quietly():
             async with self._cache() as cache:
