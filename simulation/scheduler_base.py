@@ -296,14 +296,15 @@ class SchedulerBase:
         longer: float = 0.0,
     ) -> Answer:
         """Make a call that may be made as often as it takes, until it is answered."""
-        for _ in range(TRIES):
+        for tried in range(TRIES):
             answer = await self.call(what, make, may=may, waits=True, longer=longer)
             if not answer.doubt and not isinstance(answer.error, AFFECTED):
                 return answer
             if self.world.violations:
                 return answer
             await self.stand_up()
-            await asyncio.sleep(MS)
+            # A mailbox may be full for a while; more and more time is left to it.
+            await asyncio.sleep(MS * (1 + tried))
         self.wrong(f"{what}: not answered in {TRIES} tries: {answer.error!r}")
         return answer
 

@@ -234,6 +234,9 @@ class BetweenTiers(OnDevice):
         )
         if answer.ok:
             self.oracle.flushed(tier, self.rank)
+        if tier == "storage" and self.setup.ranks > 1:
+            # Whether a rank's own store could be cleared is not agreed on.
+            self.say[-1] = "flush storage"
 
     async def sink(self, step: s.Sink) -> None:
         """Let what is cached go down a tier, or two, for later steps to bring back."""
