@@ -155,9 +155,12 @@ def _find_plan(name: str) -> FaultPlan:
     if not path.is_file():
         raise _bad("--faults", f"found {name!r}, but needs light, heavy, none, or a file in TOML")
     try:
-        return read_plan(path)
+        plan = read_plan(path)
     except RadixtideError as error:
         raise _bad("--faults", str(error)) from None
+    if plan.hopeless:
+        raise _bad("--faults", f"{path}: {'; '.join(plan.hopeless)}")
+    return plan
 
 
 def _parse_components(text: str) -> tuple[str, ...]:

@@ -182,6 +182,12 @@ def _time_problems(kind: str, least: float | None, most: float | None) -> list[s
     return found
 
 
+LOSING: Final = frozenset({"drop", "corrupt", "crash_before", "crash_after"})
+"""Kinds of which each costs a delivery."""
+HOPE: Final = 0.9
+"""Share of deliveries that may be lost, so that one comes through in the end."""
+
+
 class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Faults that happen beside each other; to one event happens the first that chooses it.
 
@@ -205,6 +211,16 @@ class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def heavy(cls) -> Self:
         """Return the plan that does something to more than one message in 20, of every kind."""
         return cls(*_preset("heavy"))
+
+    @property
+    def hopeless(self) -> tuple[str, ...]:
+        """What lets some message never be handled, so that no run can end; in words."""
+        return tuple(
+            f"fault {number} ({fault.kind}): what it hits never arrives, so no run could end; give "
+            f"it a count, or a probability of at most {HOPE}"
+            for number, fault in enumerate(self.faults, 1)
+            if fault.kind in LOSING and fault.count is None and fault.probability > HOPE
+        )
 
     @property
     def kinds(self) -> tuple[FaultKind, ...]:

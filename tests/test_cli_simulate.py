@@ -123,6 +123,17 @@ def test_what_is_given_is_not_drawn() -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", ["drop", "corrupt", "crash_before", "crash_after"])
+def test_a_plan_under_which_no_run_could_end_is_refused(tmp_path: Path, kind: str) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(f'[[fault]]\nkind = "{kind}"\n')
+    result = call("--seed", 0, "--steps", 5, "--faults", plan)
+    assert result.exit_code == 2
+    assert f"fault 1 ({kind})" in result.output
+    plan.write_text(f'[[fault]]\nkind = "{kind}"\ncount = 2\n')
+    assert told("--seed", 0, "--steps", 5, "--faults", plan)["violations"] == 0
+
+
 def test_a_plan_from_a_file_is_what_is_injected(tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text('[[fault]]\nkind = "duplicate"\nprobability = 0.2\n')

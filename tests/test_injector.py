@@ -235,7 +235,14 @@ async def test_a_handler_error_is_the_answer_and_nothing_has_happened() -> None:
 async def test_a_handler_error_of_a_plan_reaches_the_caller_who_takes() -> None:
     at = FaultyStage(Fault(kind="handler_error", message="Look", receiver="keeper"))
     with pytest.raises(InjectedError):
-        await at.ask(at.boss, Relay((Note("applied"), Look())))
+        await at.ask(at.boss, Relay((Look(), Note("not applied"))))
+    assert at.keeper.texts == []
+
+
+@virtual
+async def test_what_an_operation_asks_after_it_has_changed_something_is_not_refused() -> None:
+    at = FaultyStage(Fault(kind="handler_error", message="Look", receiver="keeper"))
+    await at.ask(at.boss, Relay((Note("applied"), Look())))
     assert at.keeper.texts == ["applied"]
 
 
