@@ -140,7 +140,7 @@ class Cell:
     @property
     def finished(self) -> bool:
         """Whether nothing is left to do that must be done before the end."""
-        return self.quiet and all(stream.whole for stream in self.streams.values())
+        return self.quiet
 
     def settle(self) -> None:
         """Recompute whether the cell is idle."""

@@ -291,6 +291,6 @@ async def test_g136_what_is_told_is_handled_in_order_whatever_is_lost_or_held_ba
     # Nothing intercepts any more, and what comes now does not overtake either.
     for number in range(6, 12):
         at.system.tell(at.cell, Note(str(number)))
-    await until(lambda: at.system.quiet)
+    await until(lambda: len(at.keeper.texts) >= 12 and at.system.quiet)
     assert at.keeper.texts == [str(number) for number in range(12)]
     assert at.cell.idle is at.system.direct
