@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RUNTIME = "runtime"
 """The sender of the runtime's own notices, which repair what a fault has done."""
+MUST_DELIVERIES = 1000
+"""Deliveries after which a question of an operation that must go on is failed all the same."""
 SAMPLE = 64
 """Every so many direct deliveries one is timed; queued ones are all timed."""
 
@@ -399,7 +401,7 @@ class Cell:
         known = self.answered.get(envelope.correlation)
         # A notice of the runtime is nobody's to make again, so it comes until it is handled.
         again = not applied and (
-            envelope.must
+            (envelope.must and envelope.deliveries < MUST_DELIVERIES)
             or envelope.sender == RUNTIME
             or self.may_redeliver(envelope.message, envelope.deliveries)
         )
