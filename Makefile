@@ -43,7 +43,7 @@ bench: setup ## Print the medians of each call
 	$(BIN)/python -m benchmarks.calls
 
 simulate: setup ## Look for what breaks under heavy faults: a slice of seeds (SEEDS=A..B)
-	$(BIN)/radixtide simulate --seeds $(or $(SEEDS),0..59) --steps 500 --faults heavy
+	$(BIN)/radixtide simulate --seeds $(or $(SEEDS),400..439) --steps 300 --faults heavy
 
 simulate-nightly: setup ## The same, 2,000 seeds of 2,000 steps (SEEDS=A..B)
 	$(BIN)/radixtide simulate --seeds $(or $(SEEDS),0..1999) --steps 2000 --faults heavy
