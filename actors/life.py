@@ -14,7 +14,7 @@ import msgspec
 
 from radixtide.actors import calls
 from radixtide.actors.agreement import Agreement, Alone
-from radixtide.actors.cell import Cell
+from radixtide.actors.cell import RUNTIME, Cell
 from radixtide.actors.component_actor import ComponentActor
 from radixtide.actors.conversing import ConversingCell
 from radixtide.actors.coordinator import Coordinator
@@ -220,7 +220,7 @@ class CacheLife:
 
         def pump() -> None:
             if coordinator.open:
-                system.tell(coordinator, Pump(), "runtime")
+                system.tell(coordinator, Pump(), RUNTIME)
 
         def wake() -> None:
             tiers.waking = True

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 import xxhash
 
-from radixtide.actors.cell import Cell
+from radixtide.actors.cell import RUNTIME, Cell
 from radixtide.actors.coordinator import Coordinator
 from radixtide.actors.envelope import Envelope
 from radixtide.actors.system import ActorSystem
@@ -46,8 +46,6 @@ from radixtide.tiers.copy_engine import CopyJob
 log = logging.getLogger("radixtide.simulation")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_RUNTIME: Final = "runtime"
-"""Sender of the runtime's own notices, which go past interceptors on their way."""
 
 
 class JournalWriter:
@@ -189,7 +187,7 @@ class JournalWriter:
     def before_handle(self, envelope: Envelope) -> None:
         """Note that a message is taken up."""
         receiver = envelope.receiver
-        if envelope.sender == _RUNTIME and envelope.deliveries == 1:
+        if envelope.sender == RUNTIME and envelope.deliveries == 1:
             self._note_sent(envelope)
         self.write(
             Delivered(
