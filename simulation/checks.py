@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from radixtide.actors.life import CacheLife, Killed
+from radixtide.actors.inspection import crashes
+from radixtide.actors.life import CacheLife
 from radixtide.components.api import LockReceipt, NodeHandle, Slots
-from radixtide.simulation.injector import InjectedCrash
 from radixtide.simulation.oracle_content import MAMBA, SWA, Content, MarkArray, marks_of
 from radixtide.tiers.slots import EMPTY, FIRST_HOLDER, TREE
 from radixtide.tree.key import TOKEN_BYTES, namespace_parts
@@ -133,24 +133,21 @@ class Watch:
     """
 
     def __init__(self, cache: CacheLife) -> None:
-        self.found: list[str] = []
-        system = cache._system  # as above
-        for cell in () if system is None else system._cells:
-            self._watch_actor(cell.name, cell.actor)
+        self._cache = cache
+        self._pages: list[str] = []
         for part in cache._components:
             pool = cache.host_pools.get(part.name)
             if pool is not None:
                 self._watch_pool(part, pool)
 
-    def _watch_actor(self, name: str, actor: Any) -> None:
-        restart = actor.on_restart
-
-        def restarted(error: BaseException) -> None:
-            if not isinstance(error, (InjectedCrash, Killed)):
-                self.found.append(f"actor {name} crashed by itself: {error!r}")
-            restart(error)
-
-        actor.on_restart = restarted
+    @property
+    def found(self) -> list[str]:
+        """What has gone wrong so far, in words."""
+        own = crashes(self._cache).items()
+        return [
+            *(f"actor {name} crashed by itself: {error!r}" for name, error in own),
+            *self._pages,
+        ]
 
     def _watch_pool(self, part: Any, pool: Any) -> None:
         read, write = pool.read_pages, pool.write_pages
@@ -160,7 +157,7 @@ class Watch:
             owners = part.host_allocator.owners()[pages]
             if (owners < least).any():
                 free = pages[owners < least].tolist()
-                self.found.append(f"host pages {free} of {part.name} were {what}, for nobody")
+                self._pages.append(f"host pages {free} of {part.name} were {what}, for nobody")
 
         def read_pages(pages: Any, out: Any) -> None:
             look("read", pages, TREE)
