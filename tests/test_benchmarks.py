@@ -64,7 +64,7 @@ def rows_of(done: Result) -> list[Row]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture(scope="module", params=[1, 16])
+@pytest.fixture(scope="module", params=[1, pytest.param(16, marks=pytest.mark.nightly)])
 def verified(request: pytest.FixtureRequest) -> list[Row]:
     """All small workloads, both deliveries, every list of indices checked, audited at the end."""
     names, page = ",".join(SMALL), str(request.param)
@@ -132,7 +132,7 @@ def test_from_the_root_of_a_checkout_the_command_prints_a_table() -> None:
 # -- windows and states ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[1, 16])
+@pytest.fixture(scope="module", params=[1, pytest.param(16, marks=pytest.mark.nightly)])
 def hybrids(request: pytest.FixtureRequest) -> dict[str, dict[str, list[Row]]]:
     """Summaries by set of components and workload, each verified in both ways of delivery."""
     page = ("--page", str(request.param))

@@ -41,6 +41,8 @@ ALL = SETS[-1]
 CHOSEN: list[Where] = [("queued", ALL, True), ("queued", ALL, False), ("direct", ALL, False)]
 """Where calls are cancelled in each run of the tests, at a few turns; all of it nightly."""
 IN_TIERS = {"tiers", "storage"}
+LONG = {"attach_storage", "flush of the storage"}
+"""These wait for a disk at each of their awaits, so that they take seconds: all of it nightly."""
 
 
 def _is_there(case: CallCase, where: Where) -> bool:
@@ -55,7 +57,7 @@ def _cases() -> list[Any]:
         (where, name, FEW_TURNS)
         for where in CHOSEN
         for name, case in CALLS.items()
-        if where[2] == (case.needs in IN_TIERS)
+        if where[2] == (case.needs in IN_TIERS) and name not in LONG
     ]
     every = [
         (where, name, TURNS)

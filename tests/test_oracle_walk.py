@@ -20,7 +20,7 @@ from support.oracle_replay import walk
 from support.oracle_setup import HybridSetup
 from support.oracle_walk import OracleWalk
 
-STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "160"))
+STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "120"))
 NIGHTLY_STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "4000"))
 SEED = os.environ.get("RADIXTIDE_WALK_SEED")
 

@@ -13,7 +13,7 @@ import pytest
 from support.plugin import SETS, registered
 from support.plugin_walk import MET, PluginSetup, both_deliveries_agree, walk
 
-STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "120"))
+STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "80"))
 NIGHTLY_STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "4000"))
 SEED = os.environ.get("RADIXTIDE_WALK_SEED")
 

@@ -25,7 +25,7 @@ from support.walk import Walk
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru", "tlru")
 SHAPES = list(itertools.product((1, 4, 16), (False, True)))
-STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "1700"))
+STEPS = int(os.environ.get("RADIXTIDE_WALK_STEPS", "1100"))
 SEED = os.environ.get("RADIXTIDE_WALK_SEED")
 
 

@@ -20,6 +20,8 @@ class Chooser(PassThrough):
         actor: name of the receiver, or None.
         skip: so many chosen envelopes pass first.
         count: so many are then meant; None: all.
+
+    ``hits``: envelopes that were meant; ``on_the_way``: of these, those that are still to come.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Chooser(PassThrough):
         self.skip = skip
         self.left = count
         self.hits = 0
+        self.on_the_way = 0
 
     def concerns(self, envelope: Envelope) -> bool:
         """Return whether kind and receiver fit."""
@@ -167,8 +170,14 @@ class Late(Chooser):
         if not self.takes(envelope):
             deliver(envelope)
             return
+
+        def at_last() -> None:
+            self.on_the_way -= 1
+            deliver(envelope)
+
         system = envelope.receiver.system
-        system.loop.call_later(1.5 * system.limits.stall_after_s, deliver, envelope)
+        self.on_the_way += 1
+        system.loop.call_later(1.5 * system.limits.stall_after_s, at_last)
 
 
 class Crash(Exception):

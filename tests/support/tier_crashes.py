@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from radixtide import UnifiedRadixCache
 from radixtide.configs.errors import ActorFailed
 from radixtide.configs.schema import LimitsConfig
-from support.caches import Delivery, settled, system_of
+from support.caches import Delivery, settled, system_of, until
 from support.interceptors import Chooser, Recorder
 from support.tier_config import Components, tier_config
 from support.tiered import Picture, Tiers
@@ -128,6 +128,8 @@ async def disturbed(case: TierCase, components: Components, fault: Chooser, cost
         for step in (*stage.steps, drain):
             failed = await take(step)
             assert costs or not failed, "one fault is no failure: the message comes again"
+        # A message that nobody waits for (a posted release) is no reason not to be quiet.
+        await until(lambda: not fault.on_the_way)
         await settled(cache)
         cache.remove_interceptor(fault)
         await settled(cache)
