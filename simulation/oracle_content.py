@@ -209,12 +209,17 @@ class Content:
         if component == FULL and self.windowed:
             pairs = self.pairs(slots)
             self.written[SWA][pairs[pairs >= 0]] = 0
+            self.windowed_slots[slots] = False
 
     def write(self, slots: Slots, marks: MarkArray, windows: bool) -> None:
         """Write marks to Full `slots` and, with `windows`, to the window's slots behind them."""
         self.pools[FULL].write(slots, marks)
         self._note(FULL, slots, marks)
-        if windows and self.windowed:
+        if not self.windowed:
+            return
+        # What the slots had under an earlier holder says nothing of this one.
+        self.windowed_slots[slots] = False
+        if windows:
             pairs = self.pairs(slots)
             there = pairs >= 0
             self.windowed_slots[slots] = there

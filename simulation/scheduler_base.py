@@ -101,7 +101,8 @@ class Live:
     """A running request. ``own``: its own slots, from what is cached on.
 
     ``lean``: some of its slots have none of the window's pool behind them. ``by_row``: its
-    scheduler allocates for nobody and writes the row; ``spare``: slots for tokens to come.
+    scheduler allocates for nobody and writes the row; ``spare``: slots for tokens to come;
+    ``unsettled``: a load for it was not answered, and its undoing may still be on its way.
     """
 
     req: Request
@@ -114,6 +115,7 @@ class Live:
     spare: list[int] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
+    unsettled: bool = False
 
     @property
     def tokens(self) -> int:

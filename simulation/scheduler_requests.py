@@ -213,7 +213,7 @@ class Serving(WithRows):
 
     def shaky(self, live: Live) -> bool:
         """Return whether what a request stands on may be less than it knows."""
-        return any(not load.over or load.handle.failed for load in live.loads)
+        return live.unsettled or any(not load.over or load.handle.failed for load in live.loads)
 
     async def chunk(self, step: s.Chunk) -> None:
         """Cache what a request has computed so far."""

@@ -84,6 +84,7 @@ class BetweenTiers(OnDevice):
     async def load_for(self, live: Live, found: MatchResult, patience: int, waits: bool) -> Answer:
         """Load for a request; return how the call ended."""
         answer = await self._begin(live.key(), found, patience, live)
+        live.unsettled = live.unsettled or answer.doubt
         if answer.ok:
             live.loads.append(answer.value)
             if waits:
