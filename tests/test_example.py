@@ -79,7 +79,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each example prints, by name, all in one interpreter of their own."""
+    """Run all examples in an interpreter of their own; return what each prints, by name."""
     elsewhere = str(tmp_path_factory.mktemp("elsewhere"))
     # The first reads the preset configs/full.toml; the others run wherever one stands.
     work = [
