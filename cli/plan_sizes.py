@@ -57,6 +57,10 @@ def show_bytes(size: float) -> str:
     return f"{size:,.4g} PiB"
 
 
+SERVER: Final = "serve.toml"
+"""The preset of the server, which is more than a cache."""
+
+
 def find_config(name: str) -> CacheConfig:
     """Return the config in the file `name`, or the preset of that name.
 
@@ -69,7 +73,7 @@ def find_config(name: str) -> CacheConfig:
     presets = sorted(
         entry.name.removesuffix(".toml")
         for entry in files("radixtide.configs").iterdir()
-        if entry.name.endswith(".toml")
+        if entry.name.endswith(".toml") and entry.name != SERVER
     )
     if name not in presets:
         raise ConfigError(

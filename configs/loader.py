@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from radixtide.configs.errors import ConfigError
 from radixtide.configs.reading import read_config
@@ -13,7 +14,7 @@ from radixtide.configs.rules import validate as validate
 from radixtide.configs.schema import CacheConfig
 from radixtide.configs.writing import render_config as render_config
 
-__all__ = ("load_config", "parse_config", "render_config", "validate")
+__all__ = ("load_config", "load_toml", "parse_config", "parse_toml", "render_config", "validate")
 
 _POSITION = re.compile(r"^(?P<what>.*) \(at (line (?P<line>\d+), column \d+|end of document)\)$")
 
@@ -27,14 +28,7 @@ def load_config(
     when the file can not be read, is not TOML (file and line in the message), has unknown keys or
     wrong types, or describes something impossible (path of each key in the message).
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"{path}: can not be read: {reason}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start}); TOML must be") from None
-    return parse_config(text, str(path), policies=policies, components=components)
+    return parse_config(read_text(path), str(path), policies=policies, components=components)
 
 
 def parse_config(
@@ -48,13 +42,33 @@ def parse_config(
 
     Raises as :func:`load_config` does.
     """
+    config = read_config(parse_toml(text, source), source)
+    return validate(config, policies=policies, components=components, source=source)
+
+
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """Return the tables of the TOML file at `path`, unchecked. Raises ConfigError."""
+    return parse_toml(read_text(path), str(path))
+
+
+def parse_toml(text: str, source: str = "config") -> dict[str, Any]:
+    """Return the tables of TOML `text`. Raises ConfigError, which names `source` and line."""
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         position = _POSITION.match(str(error))
         if position is None:
             raise ConfigError(f"{source}: not valid TOML: {error}") from None
         line = position["line"] or str(text.count("\n") + 1)
         raise ConfigError(f"{source}:{line}: not valid TOML: {position['what']}") from None
-    config = read_config(document, source)
-    return validate(config, policies=policies, components=components, source=source)
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a config file. Raises ConfigError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"{path}: can not be read: {reason}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 (byte {error.start}); TOML must be") from None

@@ -42,13 +42,18 @@ def find_problems(document: Mapping[str, Any] | CacheConfig) -> list[str]:
 
     A Struct built in Python is checked too: msgspec checks only what it reads.
     """
-    return list(_problems(document, _schema(), ""))
+    return struct_problems(document, CacheConfig)
+
+
+def struct_problems(document: Any, struct: type[msgspec.Struct], prefix: str = "") -> list[str]:
+    """Return what is wrong with `document` as a `struct`; `prefix`: its path and a dot."""
+    return list(_problems(document, _schema(struct), prefix))
 
 
 @cache
-def _schema() -> inspect.StructType:
-    """Return the schema as data; made once, it takes milliseconds."""
-    info = inspect.type_info(CacheConfig)
+def _schema(struct: type[msgspec.Struct]) -> inspect.StructType:
+    """Return a schema as data; made once, it takes milliseconds."""
+    info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     return info
 

@@ -20,11 +20,11 @@ Rate = Annotated[float, Meta(gt=0)]
 Dtype = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"]
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file: immutable, and strict about its keys."""
 
 
-class KvGeometry(_Section, frozen=True, kw_only=True):
+class KvGeometry(Section, frozen=True, kw_only=True):
     """A pool of attention state: what every such pool's table has.
 
     ``size``: slots (tokens); rounded down to whole pages, of which there must be one.
@@ -55,7 +55,7 @@ class SwaPoolConfig(KvGeometry, frozen=True, kw_only=True):
     """
 
 
-class MambaPoolConfig(_Section, frozen=True, kw_only=True):
+class MambaPoolConfig(Section, frozen=True, kw_only=True):
     """``[pools.mamba]``: the device pool of recurrent states (Mamba, linear attention).
 
     ``size``: states; one is valid at one length of one sequence. ``layers``: layers that have one.
@@ -80,14 +80,14 @@ class MambaPoolConfig(_Section, frozen=True, kw_only=True):
     max_states_per_path: NonNegative = 0
 
 
-class RequestPoolConfig(_Section, frozen=True, kw_only=True):
+class RequestPoolConfig(Section, frozen=True, kw_only=True):
     """``[pools.requests]``: the table of slot indices, one row a running request."""
 
     max_requests: Positive = 256
     max_context: Positive = 32_768
 
 
-class PoolsConfig(_Section, frozen=True, kw_only=True):
+class PoolsConfig(Section, frozen=True, kw_only=True):
     """``[pools]``: one table a component that is listed, and the request table."""
 
     full: FullPoolConfig
@@ -96,7 +96,7 @@ class PoolsConfig(_Section, frozen=True, kw_only=True):
     requests: RequestPoolConfig = RequestPoolConfig()
 
 
-class EvictionConfig(_Section, frozen=True, kw_only=True):
+class EvictionConfig(Section, frozen=True, kw_only=True):
     """``[eviction]``: which leaf goes first.
 
     ``policy``: ``lru``, ``lfu``, ``fifo``, ``mru``, ``filo``, ``priority``, ``slru``, ``tlru`` or a
@@ -113,13 +113,13 @@ class EvictionConfig(_Section, frozen=True, kw_only=True):
     ghosts: NonNegative = 65_536
 
 
-class PinsConfig(_Section, frozen=True, kw_only=True):
+class PinsConfig(Section, frozen=True, kw_only=True):
     """``[pins]``: ``budget``: slots that pins may keep from eviction."""
 
     budget: NonNegative = 0
 
 
-class LimitsConfig(_Section, frozen=True, kw_only=True):
+class LimitsConfig(Section, frozen=True, kw_only=True):
     """``[limits]``: every bound of the actor system.
 
     ``mailbox_capacity``: messages that wait for one actor; calls that give have room beyond it.
@@ -145,7 +145,7 @@ class LimitsConfig(_Section, frozen=True, kw_only=True):
     key_units_max: Positive = 16_777_216
 
 
-class HostPoolConfig(_Section, frozen=True, kw_only=True):
+class HostPoolConfig(Section, frozen=True, kw_only=True):
     """``[host.pools.NAME]``: how large the host pool of one component is; one key of the three.
 
     ``ratio``: slots for each slot of the device pool. ``bytes``: memory. ``size``: slots (states).
@@ -157,7 +157,7 @@ class HostPoolConfig(_Section, frozen=True, kw_only=True):
     size: Positive | None = None
 
 
-class HostConfig(_Section, frozen=True, kw_only=True):
+class HostConfig(Section, frozen=True, kw_only=True):
     """``[host]``: the host tier; without this table there is none.
 
     ``ratio``: slots of a host pool for each slot of the device pool; ``pools`` has exceptions.
@@ -205,7 +205,7 @@ class HostConfig(_Section, frozen=True, kw_only=True):
         return default if self.write_through_threshold is None else self.write_through_threshold
 
 
-class StorageConfig(_Section, frozen=True, kw_only=True):
+class StorageConfig(Section, frozen=True, kw_only=True):
     """``[storage]``: the storage tier below the host's; without this table there is none.
 
     ``url``: ``lmdb:PATH``, ``file:PATH``, ``memory:``, ``s3://BUCKET/PREFIX``,
@@ -239,7 +239,7 @@ class StorageConfig(_Section, frozen=True, kw_only=True):
     breaker_reset_s: Seconds = 10.0
 
 
-class CacheConfig(_Section, frozen=True, kw_only=True):
+class CacheConfig(Section, frozen=True, kw_only=True):
     """A whole cache.
 
     ``components``: kinds of state: ``full``, then ``swa`` and ``mamba`` where the model has them,

@@ -18,7 +18,7 @@ from radixtide.configs.schema import CacheConfig, KvGeometry, PinsConfig
 from radixtide.tiers import StatePool, TokenToKVPool
 from support.rooms import ROOT
 
-PRESETS = sorted((ROOT / "configs").glob("*.toml"))
+PRESETS = sorted(set((ROOT / "configs").glob("*.toml")) - {ROOT / "configs" / "serve.toml"})
 
 # What the models' own config files say, in their own names; nothing here is read from the presets.
 QWEN = {"hidden": 2048, "key_heads": 16, "value_heads": 32, "key_dim": 128, "value_dim": 128}

@@ -1,0 +1,1 @@
+../../../radixtide/blocking.py
