@@ -32,7 +32,7 @@ def evict(state: State, p: EvictParams) -> Conversation:
                 add_freed(freed, (yield from evict_one(state, cell, target, may_wait=True)))
             except MustWait as wait:
                 add_freed(freed, wait.freed)
-                state.evicted_before[id(p)] = p, freed
+                state.note_evicted(p, freed)
                 return WAIT_FOR_ROOM
     state.evicted_before.pop(id(p), None)
     return EvictResult.of(freed) if freed else NO_EVICTION

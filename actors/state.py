@@ -128,6 +128,15 @@ class State:
         self.evicted_before: dict[int, tuple[Any, dict[str, int]]] = {}
         self.cache_id = next(_CACHE_IDS)
 
+    def note_evicted(self, call: Any, freed: dict[str, int]) -> None:
+        """Note what a call has evicted before it has to wait; one that left may never come again.
+
+        The oldest is forgotten beyond what a mailbox can hold: it would at most evict more.
+        """
+        self.evicted_before[id(call)] = call, freed
+        if len(self.evicted_before) > self.config.limits.mailbox_capacity:
+            del self.evicted_before[next(iter(self.evicted_before))]
+
     def attach(self, cells: list[Cell], traits: list[Traits]) -> None:
         """Note the cells of the components, in order, and what is known of each.
 
