@@ -1,4 +1,4 @@
-"""An eviction that waits for backups remembers what it freed; one whose caller left is forgotten."""
+"""An eviction that waits remembers what it freed; that of a caller who left is forgotten."""
 
 from __future__ import annotations
 
