@@ -259,6 +259,7 @@ class ConversingCell(Cell):
 
         def on_reply(answered: Envelope, reply: Any, error: BaseException | None) -> None:
             if self.exchange is not exchange or answered.withdrawn:
+                answered.receiver.answered.pop(answered.correlation, None)
                 if error is None:
                     system.dropped(answered, reply)
                 return
@@ -351,11 +352,12 @@ class ConversingCell(Cell):
             if asked is None:
                 continue
             asked.withdrawn = True
+            known = asked.receiver.answered.pop(asked.correlation, None)
             if reply is None:
                 silent.append(asked)
                 # Handled, but the answer is on its way or lost: what it owns goes back.
-                reply = asked.receiver.answered.pop(asked.correlation, None)
-                asked.settled = reply is not None
+                reply = known
+                asked.settled = known is not None
             if reply is not None and reply[1] is None:
                 self.system.dropped(asked, reply[0])
         return silent

@@ -142,4 +142,5 @@ def _give_up(tiers: TierState, nodes: list[Node]) -> None:
     while nodes:
         node = nodes.pop()
         tiers.waiting.discard(node.id)
+        tiers.orphans.discard(node.id)
         nodes.extend(tiers.after_parent.pop(node.id, []))

@@ -180,6 +180,7 @@ class TierState:
     def forget_node(self, node: Node) -> None:
         """Forget what is noted of `node`, which leaves the tree."""
         self.ready.pop(node.id, None)
+        self.orphans.discard(node.id)
         for marked in (self.condemned, self.again, self.again_stored):
             marked.discard(node)
 

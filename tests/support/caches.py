@@ -120,6 +120,15 @@ async def assert_nothing_held(cache: UnifiedRadixCache, *, heard: bool = True) -
             assert pool.in_flight == 0, (name, tier, pool)
             assert pool.free + pool.evictable == pool.size, (name, tier, pool)
     await assert_sound(cache, heard=heard)
+    assert_nothing_remembered(cache)
+
+
+def assert_nothing_remembered(cache: UnifiedRadixCache) -> None:
+    """Assert that no actor of a cache at rest keeps an answer that nobody fetches any more."""
+    system = system_of(cache)
+    if system.quiet:
+        kept = {cell.name: len(cell.answered) for cell in system._cells}
+        assert not any(kept.values()), kept
 
 
 async def settled(cache: UnifiedRadixCache) -> None:
