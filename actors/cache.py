@@ -47,6 +47,7 @@ from radixtide.components.checks import (
     expect,
 )
 from radixtide.components.outcomes import NO_SIZES
+from radixtide.components.picture import TreePicture
 from radixtide.components.request import Request
 from radixtide.configs.errors import Busy
 from radixtide.tree.key import RadixKey
@@ -420,3 +421,13 @@ class UnifiedRadixCache(TieredCache):
     ) -> Coroutine[Any, Any, str]:
         """Return the tree as text, at most `max_nodes` nodes. Cost O(N)."""
         return self._give(calls.Print(as_count(max_nodes, "max_nodes")), timeout)
+
+    def picture(
+        self, nodes_max: int = 1000, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, TreePicture]:
+        """Return the `nodes_max` most recently used nodes of the tree, for drawing.
+
+        Changes and asks nothing. It has neither tokens nor salts nor slot numbers. Cost O(n log n)
+        for n nodes shown, about 3 us each, and O(children of these), 0.1 us each.
+        """
+        return self._take(calls.Picture(as_count(nodes_max, "nodes_max")), timeout)

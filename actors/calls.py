@@ -135,6 +135,12 @@ class Print(Call, frozen=True, tag=True, gc=False):
     max_nodes: int
 
 
+class Picture(Call, frozen=True, tag=True, gc=False):
+    """Show the most recently used nodes. Reply: TreePicture."""
+
+    nodes_max: int
+
+
 class Repair(Call, frozen=True, tag=True, gc=False):
     """An actor crashed: make the records true again. Reply: None."""
 

@@ -28,6 +28,7 @@ from radixtide.actors.op_load import CloseLoad, LoadBackCall, UndoLoad, WaitLoad
 from radixtide.actors.op_load_end import close_load, undo_load, wait_load
 from radixtide.actors.op_lock import dec_lock_ref, dec_window_lock, inc_lock_ref
 from radixtide.actors.op_match import component_slots, device_indices, match_prefix, undo_match
+from radixtide.actors.op_picture import picture
 from radixtide.actors.op_request import abort_req, cache_finished_req, cache_unfinished_req
 from radixtide.actors.op_step import StepApply, StepOffer, step_apply, step_offer
 from radixtide.actors.op_tiers import (
@@ -73,6 +74,7 @@ OPERATIONS: dict[type, Callable[[State, Any], Any]] = {
     calls.AuditAll: audit,
     calls.Repair: repair,
     calls.Print: pretty_print,
+    calls.Picture: picture,
     LoadBackCall: load_back,
     WaitLoad: wait_load,
     CloseLoad: close_load,

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from radixtide.components.auxiliary import AuxiliaryComponent
     from radixtide.components.base import TreeComponent
     from radixtide.components.insertion import InsertCheck, Insertion, InsertPart
+    from radixtide.components.picture import NodePicture, TreePicture
     from radixtide.components.registry import register_component
     from radixtide.components.request import Request
     from radixtide.configs.errors import (
@@ -125,6 +126,7 @@ __all__ = (
     "Node",
     "NodeError",
     "NodeHandle",
+    "NodePicture",
     "OutOfSlots",
     "PinRefused",
     "PinResult",
@@ -143,6 +145,7 @@ __all__ = (
     "StorageConfig",
     "TraceError",
     "TreeComponent",
+    "TreePicture",
     "UnifiedRadixCache",
     "UnknownNode",
     "Violation",
@@ -165,6 +168,8 @@ _ROOMS: Final = {
     "AgreementFailed": "radixtide.actors.agreement",
     "GlooAgreement": "radixtide.actors.agreement",
     "RanksDiverged": "radixtide.actors.agreement",
+    "NodePicture": "radixtide.components.picture",
+    "TreePicture": "radixtide.components.picture",
     "load_config": "radixtide.configs.loader",
     # For authors of components.
     "AuxiliaryComponent": "radixtide.components.auxiliary",

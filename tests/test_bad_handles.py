@@ -208,6 +208,7 @@ EVERY_CALL: dict[str, Call] = {
     "stats": lambda c: c.stats(),
     "audit": lambda c: c.audit(),
     "pretty_print": lambda c: c.pretty_print(),
+    "picture": lambda c: c.picture(),
     "load_back": lambda c: c.load_back(ANY_MATCH),
     "prefetch": lambda c: c.prefetch(key(8)),
     "drain": lambda c: c.drain(),

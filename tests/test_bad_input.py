@@ -391,6 +391,7 @@ NEGATIVE: dict[str, tuple[Call, str]] = {
     "evict swa": (lambda c: c.evict(EvictParams(swa_num_tokens=-4)), "swa_num_tokens.*-4"),
     "evict mamba": (lambda c: c.evict(EvictParams(mamba_num=-1)), "mamba_num.*-1"),
     "print": (lambda c: c.pretty_print(-1), "max_nodes"),
+    "picture": (lambda c: c.picture(-1), "nodes_max"),
 }
 
 

@@ -128,6 +128,7 @@ FIELDS: dict[str, Call] = {
     "lock: epoch is None": _lock(1, 0, None),
     "print: count is text": lambda c: make(c.pretty_print, max_nodes="all"),
     "print: count is None": lambda c: make(c.pretty_print, max_nodes=None),
+    "picture: count is text": lambda c: make(c.picture, nodes_max="all"),
     "reset: timeout is text": lambda c: make(c.reset, timeout="soon"),
     "reset: timeout is not a number": lambda c: c.reset(timeout=math.nan),
     "timeout is text": lambda c: make(c.audit, timeout="soon"),

@@ -89,6 +89,7 @@ TAKES: dict[str, Call] = {
     ),
     "inc_lock_ref": lambda cache, held: cache.inc_lock_ref(held["node"]),
     "device_indices": lambda cache, held: cache.device_indices(held["node"]),
+    "picture": lambda cache, _: cache.picture(),
 }
 GIVES: dict[str, Call] = {
     "insert": lambda cache, held: cache.insert(

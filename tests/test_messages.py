@@ -305,6 +305,11 @@ async def _(cache: UnifiedRadixCache) -> Call:
     return cache.pretty_print
 
 
+@situation("picture", "always")
+async def _(cache: UnifiedRadixCache) -> Call:
+    return cache.picture
+
+
 # -- the comparison ----------------------------------------------------------------------------
 
 

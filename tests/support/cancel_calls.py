@@ -180,6 +180,7 @@ CALLS: dict[str, CallCase] = {
     "stats": CallCase("stats", "takes", lambda s, _: s.cache.stats()),
     "audit": CallCase("audit", "gives", lambda s, _: s.cache.audit()),
     "pretty_print": CallCase("pretty_print", "gives", lambda s, _: s.cache.pretty_print()),
+    "picture": CallCase("picture", "takes", lambda s, _: s.cache.picture()),
     "reset": CallCase("reset", "either", lambda s, _: s.cache.reset(5.0), holding=False),
     "reset beside a transfer": CallCase(
         "reset",
