@@ -13,6 +13,14 @@ from support.rooms import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OUTPUT = {
+    "blocking_scheduler": (
+        "user 1, turn 0: 20 tokens, 0 of its prompt were cached\n"
+        "user 1, turn 1: 20 tokens, 64 of its prompt were cached\n"
+        "user 2, turn 0: 20 tokens, 64 of its prompt were cached\n"
+        "user 2, turn 1: 20 tokens, 64 of its prompt were cached\n"
+        "held 0, cached 256 of 512\n"
+        "sound: True\n"
+    ),
     "compressed_sidecar": (
         "first: 0 of 400 tokens cached; compressed now: 0 to 384\n"
         "second: 192 of 300 tokens cached; compressed now: 128 to 256\n"
