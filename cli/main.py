@@ -14,10 +14,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from radixtide.cli.chat import chat
 from radixtide.cli.config import app as config_app
 from radixtide.cli.inspect import inspect
 from radixtide.cli.plan import plan
 from radixtide.cli.replay import replay
+from radixtide.cli.serve import serve
+from radixtide.cli.session import session
 from radixtide.cli.simulate import simulate
 from radixtide.configs.errors import RadixtideError
 
@@ -32,6 +35,9 @@ app.command()(replay)
 app.command()(plan)
 app.command()(simulate)
 app.command()(inspect)
+app.command()(serve)
+app.command()(chat)
+app.command()(session)
 app.add_typer(config_app, name="config")
 
 

@@ -1,0 +1,74 @@
+"""What a client may ask of one answer."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+import msgspec
+
+from radixtide.configs.errors import InvalidInput
+
+SEED_MAX = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are chosen, and when the answer ends. Checked when it is made.
+
+    ``max_tokens``: longest answer; None: as long as model, cache and engine allow.
+    ``temperature``: 0 takes the most likely token (of several, the lowest id). ``top_p``: only the
+    most likely tokens that together have this probability; ``top_k``: only so many; 0 sets no
+    limit. ``seed``: two requests with the same seed, prompt and parameters draw alike, whatever
+    else is served beside them; None: a new one for each request.
+    ``stop_token_ids``: tokens that end the answer, beside the model's own; they are no part of it.
+    ``ignore_eos``: the model's own do not end it.
+    ``logprobs``: None: no probabilities; N: that of each token, and those of the N most likely.
+
+    Strings that end an answer are the business of whoever makes text of tokens, who then calls
+    ``Generation.stop``.
+
+    Raises:
+        InvalidInput: a value is out of its range; names it.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("max_tokens", self.max_tokens, 1)
+        _real("temperature", self.temperature)
+        _real("top_p", self.top_p)
+        _whole("top_k", self.top_k, 0)
+        _whole("seed", self.seed, 0)
+        _whole("logprobs", self.logprobs, 0)
+        if self.top_k is None:
+            raise InvalidInput("top_k must be an integer of at least 0 (0 sets no limit), not None")
+        if self.temperature < 0:
+            raise InvalidInput(f"temperature must be at least 0, not {self.temperature:g}")
+        if not 0 < self.top_p <= 1:
+            raise InvalidInput(f"top_p must be above 0 and at most 1, not {self.top_p:g}")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing is drawn: the most likely token is taken."""
+        return self.temperature == 0 or self.top_k == 1
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if value is None:
+        return
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= SEED_MAX:
+        raise InvalidInput(f"{name} must be an integer of at least {least}, not {value!r}")
+
+
+def _real(name: str, value: object) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidInput(f"{name} must be a finite number, not {value!r}")

@@ -1,0 +1,54 @@
+"""Slips that are planted in runner, cache and scheduler: the comparison must find each of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.serving_models import RANDOM, served
+from support.serving_planted import CACHE, EARLY, RUNNER, SCHEDULER, Slip
+from support.serving_scenes import leave, serve, walk
+
+pytestmark = pytest.mark.slow
+
+
+def cases(*groups: tuple[Slip, ...]) -> list[object]:
+    return [
+        pytest.param(slip, spec, id=f"{slip.name}-{spec}")
+        for group in groups
+        for slip in group
+        for spec in slip.specs
+    ]
+
+
+@pytest.mark.parametrize(("slip", "spec"), cases(RUNNER, CACHE))
+async def test_a_slip_of_runner_or_cache_is_found(
+    slip: Slip, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = served(spec)
+    slip.plant(monkeypatch)
+    assert await walk(subject)
+
+
+@pytest.mark.parametrize("spec", RANDOM)
+async def test_without_a_slip_nothing_is_found(spec: str) -> None:
+    assert await walk(served(spec)) == []
+    assert await serve(served(spec)) == []
+    assert await leave(served(spec)) == []
+
+
+@pytest.mark.parametrize(("slip", "spec"), cases(SCHEDULER))
+async def test_a_slip_of_the_scheduler_is_found(
+    slip: Slip, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = served(spec)
+    slip.plant(monkeypatch)
+    assert await serve(subject)
+
+
+@pytest.mark.parametrize(("slip", "spec"), cases(EARLY))
+async def test_a_slip_at_a_request_that_goes_is_found(
+    slip: Slip, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = served(spec)
+    slip.plant(monkeypatch)
+    assert await leave(subject)
