@@ -229,6 +229,7 @@ class Cell:
             self.system.loop.call_soon(self.reply, envelope, None, self.refusal())
             return
         self.idle = False
+        envelope.waits = True
         put(envelope)
         if len(self.mailbox) > self._depth_max:
             self._depth_max = len(self.mailbox)
@@ -258,6 +259,7 @@ class Cell:
         while self.mailbox and not self.busy and left and self.open:
             left -= 1
             envelope = self.mailbox.popleft()
+            envelope.waits = False
             if not envelope.withdrawn and not envelope.settled:
                 self._handle(envelope)
         if self.busy or not self.open:

@@ -48,6 +48,7 @@ class Envelope:
     ``settled``: its answer has arrived, or none is wanted. ``place``: among what its sender has
     told its receiver, which is handled in that order; None: it was asked. ``must``: it is a part of
     an operation that has changed something: it comes until it is handled, and is not refused.
+    ``waits``: it is in its receiver's mailbox, so that nothing is gained by sending it again.
     ``trace``: opaque context carried along for tracing.
     """
 
@@ -67,6 +68,7 @@ class Envelope:
         "sequence",
         "settled",
         "trace",
+        "waits",
         "withdrawn",
     )
 
@@ -94,6 +96,7 @@ class Envelope:
         self.deliveries = 0
         self.place: int | None = None
         self.must = False
+        self.waits = False
         self.withdrawn = False
         self.left = False
         self.settled = False

@@ -246,7 +246,9 @@ class ActorSystem:
 
     def _send_again(self, envelope: Envelope) -> None:
         if not envelope.settled and not envelope.withdrawn and envelope.receiver.open:
-            self.send(envelope)
+            if not envelope.waits:
+                # Else it has arrived, and its receiver has much to do: no reason to send more.
+                self.send(envelope)
             self.loop.call_later(self.resend_after_s, self._send_again, envelope)
 
     def ask(
