@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -67,14 +68,16 @@ def inspect(
         bool,
         typer.Option(
             "--json",
-            help="Counts as one JSON object; with --timeline or --diagram one object a line.",
+            help="Counts, or a tree, as one JSON object; with --timeline or --diagram one object a "
+            "line.",
         ),
     ] = False,
 ) -> None:
     """Show the journal of a run: counts, a timeline, or a sequence diagram, of all or a part.
 
     A journal that ends in the middle of a record is shown up to there. Exit status: 0; 1 for a file
-    that is no journal or is damaged, or a replay that differs; 2 for a wrong use of the command.
+    that is no journal or is damaged, or a replay that differs; 2 for a wrong use of the command,
+    and for a node, request, actor, kind or step that the journal does not have.
     """
     if tree != (step is not None):
         raise typer.BadParameter("give both, as in --step 120 --tree", param_hint="--step, --tree")
@@ -85,9 +88,26 @@ def inspect(
             f"{from_step} is behind --to {to_step}: nothing is between", param_hint="--from"
         )
     if step is not None:
+        others = {
+            "--diagram": diagram,
+            "--timeline": timeline,
+            "--node": node is not None,
+            "--request": request is not None,
+            "--actor": actor is not None,
+            "--kind": kind is not None,
+            "--from": from_step is not None,
+            "--to": to_step is not None,
+            "--html": html is not None,
+        }
+        given = ", ".join(name for name, there in others.items() if there)
+        if given:
+            raise typer.BadParameter(
+                f"a tree is shown alone; leave out {given}", param_hint="--tree"
+            )
         from radixtide.cli.inspect_tree import tree_at
 
-        typer.echo(tree_at(journal, step))
+        printed = tree_at(journal, step)
+        typer.echo(dumps({"step": step, "tree": printed}) if json else printed)
         return
 
     from radixtide.cli.inspect_events import Filter

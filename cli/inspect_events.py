@@ -125,13 +125,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     def _is_kind(self, record: Record) -> bool:
         assert self.kind is not None
-        words = {tag_of(record), getattr(record, "kind", "")}
-        if isinstance(record, StepBegan):
-            words.add(record.call)
-        if isinstance(record, Fault):
-            about = plain(record.subject)
-            words.add(str(about.get("message", "")) if isinstance(about, dict) else "")
-        return self.kind.lower() in {word.lower() for word in words}
+        return self.kind.lower() in {word.lower() for word in kinds_of(record)}
 
     def _names(self, event: Event, wanted: set[Exchange]) -> bool:
         """Return whether node and request are named, here or earlier in the exchange."""
@@ -140,9 +134,9 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         if exchange is not None and exchange in wanted:
             return True
         named = (
-            self.node is None or any(names_node(one, self.node) for one in _data(record))
+            self.node is None or any(names_node(one, self.node) for one in data_of(record))
         ) and (
-            self.request is None or any(names_request(one, self.request) for one in _data(record))
+            self.request is None or any(names_request(one, self.request) for one in data_of(record))
         )
         caused = (
             self.request is not None
@@ -157,7 +151,18 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
 
-def _data(record: Record) -> Iterator[Any]:
+def kinds_of(record: Record) -> tuple[str, ...]:
+    """Return the words by which a record may be chosen as one of a kind."""
+    words = [tag_of(record), str(getattr(record, "kind", ""))]
+    if isinstance(record, StepBegan):
+        words.append(record.call)
+    if isinstance(record, Fault):
+        about = plain(record.subject)
+        words.append(str(about.get("message", "")) if isinstance(about, dict) else "")
+    return tuple(words)
+
+
+def data_of(record: Record) -> Iterator[Any]:
     """Yield the plain data that a record carries."""
     for name in record.__struct_fields__:
         value = getattr(record, name)

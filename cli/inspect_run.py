@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from radixtide.cli import inspect_counts
+from radixtide.cli.inspect_absent import explain
 from radixtide.cli.inspect_diagram import draw, make_diagram
 from radixtide.cli.inspect_events import Event, Filter, events
 from radixtide.cli.inspect_page import render_diagram
@@ -28,7 +29,7 @@ PIPED_WIDTH = 160
 def show_counts(path: Path, chosen: Filter, as_object: bool) -> None:
     """Show what happened how often."""
     with JournalReader(path) as reader:
-        counts = inspect_counts.count(chosen.choose(events(reader)))
+        counts = inspect_counts.count(meant_of(path, chosen, reader))
         header, torn = reader.header, reader.torn
     if as_object:
         typer.echo(json.dumps(inspect_counts.as_json(header, counts, torn), indent=2))
@@ -41,7 +42,7 @@ def show_events(
 ) -> None:
     """Show events: as a timeline, a diagram, or one JSON object a line."""
     with JournalReader(path) as reader:
-        meant = chosen.choose(events(reader))
+        meant = meant_of(path, chosen, reader)
         console = _console()
         if as_lines:
             for event in _limited(meant, limit):
@@ -60,11 +61,27 @@ def write_diagram(path: Path, chosen: Filter, limit: int, page: Path) -> None:
     """Write the diagram as a page."""
     check_report_path(page, "--html")
     with JournalReader(path) as reader:
-        diagram = make_diagram(_limited(chosen.choose(events(reader)), limit))
+        diagram = make_diagram(_limited(meant_of(path, chosen, reader), limit))
         about = f"{path.name}, seed {reader.header.seed}: {len(diagram.rows)} lines"
         write_page(render_diagram(diagram, "Journal of a run", about), page, "--html")
         _tell(reader, f"{path}: ")
     typer.echo(f"diagram: {page}", err=True)
+
+
+def meant_of(path: Path, chosen: Filter, reader: JournalReader) -> Iterator[Event]:
+    """Yield the events that are meant; where there are none, say why.
+
+    Raises typer.BadParameter where the journal has nothing at all of what was named.
+    """
+    any_of_it = False
+    for event in chosen.choose(events(reader)):
+        any_of_it = True
+        yield event
+    if any_of_it or chosen == Filter():
+        return
+    with JournalReader(path) as again:
+        explain(chosen, events(again))
+    typer.echo("nothing is all of that at once", err=True)
 
 
 def _limited(meant: Iterator[Event], limit: int) -> Iterator[Event]:

@@ -83,8 +83,9 @@ def simulate(
     """Run a cache, its schedulers, copies and storage in virtual time, with seeded faults.
 
     Every answer is compared with a plain model, and an audit runs after every step. What fails is
-    made small and printed as a test. Exit status: 0; 1 where a seed failed, or a replay differs; 2
-    for a wrong use of the command; 130 after Ctrl-C, with a summary of what was run until then.
+    made small and printed as a test. Exit status: 0; 1 where a seed failed, a replay differs, or
+    a journal can not be read; 2 for a wrong use of the command; 130 after Ctrl-C, with a summary of
+    what was run until then.
     """
     from radixtide.cli.simulate_options import make_options
 

@@ -1,6 +1,7 @@
 """What ``radixtide simulate`` was asked for, checked before anything runs.
 
 A mistake is a wrong use of the command line: exit status 2. Status 1 says that a seed failed.
+What needs the core to be loaded, which takes seconds, is looked at last.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import typer
 
 from radixtide.configs.errors import RadixtideError
-from radixtide.simulation.plan import FaultPlan
-from radixtide.simulation.plan_reading import read_plan
-from radixtide.simulation.setup import Tiers, parse_components
+
+if TYPE_CHECKING:
+    from radixtide.simulation.plan import FaultPlan
+    from radixtide.simulation.setup import Tiers
 
 STEPS: Final = 2_000
 FAULTS: Final = "heavy"
+PRESETS: Final = ("light", "heavy", "none")
 
 
 class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,13 +103,16 @@ def make_options(
     if out is not None and not out.is_dir():
         raise _bad("--out", f"there is no folder {out}; make it first")
     faults = FAULTS if faults is None else faults
+    if faults not in PRESETS and not Path(faults).is_file():
+        raise _bad("--faults", f"found {faults!r}, but needs {', '.join(PRESETS)}, or a TOML file")
+    chosen = None if components is None else _parse_components(components)
     return SimulateOptions(
         first=first,
         last=last,
         steps=STEPS if steps is None else steps,
         faults=faults,
         plan=_find_plan(faults),
-        components=None if components is None else _parse_components(components),
+        components=chosen,
         tiers=tiers,
         journal=journal,
         replay=replay,
@@ -148,22 +154,28 @@ def _check_journal(path: Path, one_seed: bool) -> None:
 
 
 def _find_plan(name: str) -> FaultPlan:
-    if name in {"light", "heavy", "none"}:
+    from radixtide.simulation.plan import FaultPlan
+    from radixtide.simulation.plan_reading import check_names, read_plan
+
+    if name in PRESETS:
         plan: FaultPlan = getattr(FaultPlan, name)()
         return plan
     path = Path(name)
-    if not path.is_file():
-        raise _bad("--faults", f"found {name!r}, but needs light, heavy, none, or a file in TOML")
     try:
         plan = read_plan(path)
+        check_names(plan)
     except RadixtideError as error:
         raise _bad("--faults", str(error)) from None
+    if not plan.faults:
+        raise _bad("--faults", f"{path} names no fault; for a run without any write none")
     if plan.hopeless:
         raise _bad("--faults", f"{path}: {'; '.join(plan.hopeless)}")
     return plan
 
 
 def _parse_components(text: str) -> tuple[str, ...]:
+    from radixtide.simulation.setup import parse_components
+
     names: Sequence[str] = [name.strip() for name in text.split(",")]
     try:
         return parse_components(names)

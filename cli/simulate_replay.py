@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import typer
 
 from radixtide.cli.simulate_jobs import run_safely
 from radixtide.cli.simulate_tasks import Ran
-from radixtide.configs.errors import RadixtideError
+from radixtide.configs.errors import InvalidInput
 from radixtide.simulation.case import Case
 from radixtide.simulation.journal_compare import JournalComparison
 from radixtide.simulation.journal_reading import JournalReader
@@ -27,17 +26,16 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 def replay_journal(path: Path, limit_s: float) -> Replayed:
     """Run the case of a journal again, for `limit_s` seconds of wall time at most, and compare.
 
-    A journal whose writer was stopped is compared as far as it goes. Raises typer.BadParameter
-    where `path` is no journal of a simulation, or a damaged one.
+    A journal whose writer was stopped is compared as far as it goes. Raises InvalidInput where
+    `path` is no journal of a simulation, and FrameError where it is damaged.
     """
-    try:
-        with JournalReader(path) as reader:
-            raw, records = reader.header.case, sum(1 for _ in reader)
-        if raw is None:
-            raise _bad(f"{path} is no journal of a simulation: it has no case that could be run")
-        case = Case.from_json(raw)
-    except RadixtideError as error:
-        raise _bad(str(error)) from None
+    with JournalReader(path) as reader:
+        raw, records = reader.header.case, sum(1 for _ in reader)
+    if raw is None:
+        raise InvalidInput(
+            f"{path} is no journal of a simulation: it has no case that could be run"
+        )
+    case = Case.from_json(raw)
     with JournalComparison(path) as comparison:
         ran = run_safely(case, limit_s, comparison.file)
         difference = comparison.difference
@@ -48,10 +46,6 @@ def replay_journal(path: Path, limit_s: float) -> Replayed:
             told = f"the same, byte for byte, up to where the journal is torn: {reader.torn}"
             return Replayed(ran=ran, same=True, told=told)
         return Replayed(ran=ran, same=False, told=difference, differs=comparison.records)
-
-
-def _bad(message: str) -> typer.BadParameter:
-    return typer.BadParameter(message, param_hint="--replay")
 
 
 __all__ = ("Replayed", "replay_journal")

@@ -43,13 +43,15 @@ def register_component(name: str, make: ComponentFactory) -> None:
 
     `make(config, tree, index)` returns a :class:`TreeComponent` of that name; a class that takes
     these three will do. Its own settings are ``config.plugins[name]``. For this process; before an
-    entry point of the same name.
+    entry point of the same name. The same `make` once more changes nothing.
 
     Raises:
         ConfigError: the name is no word, another component's or an actor's already, or `make` can
             not be called.
     """
     _check_name(name)
+    if name in _FACTORIES and name not in _BUILT_IN and _FACTORIES[name] is make:
+        return
     if name in _FACTORIES:
         what = "built in" if name in _BUILT_IN else "already registered"
         raise ConfigError(f"component {name!r} is {what}; choose another name")

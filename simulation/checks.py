@@ -12,10 +12,13 @@ import numpy as np
 
 from radixtide.actors.inspection import crashes
 from radixtide.actors.life import CacheLife
+from radixtide.actors.storage_jobs import StorageJobs
 from radixtide.components.api import LockReceipt, NodeHandle, Slots
 from radixtide.simulation.oracle_content import MAMBA, SWA, Content, MarkArray, marks_of
+from radixtide.tiers.page_hash import namespace_seed, page_hashes
 from radixtide.tiers.slots import EMPTY, FIRST_HOLDER, TREE
-from radixtide.tree.key import TOKEN_BYTES, namespace_parts
+from radixtide.tiers.storage.base import PageKey
+from radixtide.tree.key import TOKEN_BYTES, RadixKey, namespace_parts
 from radixtide.tree.node import HASH_BYTES, ON_DEVICE, Node
 
 
@@ -174,6 +177,29 @@ def degraded(cache: CacheLife) -> bool:
     """Return whether an actor of the cache is down for good."""
     system = cache._system  # as above
     return system is None or any(cell.degraded or not cell.open for cell in system._cells)
+
+
+def is_stored_only(cache: CacheLife, key: RadixKey) -> bool:
+    """Return whether a storage has more of `key` than the cache, with all that its end needs.
+
+    Cost: a hash of the key. It serves to choose what is worth a fetch, and judges nothing.
+    """
+    tiers = cache._state.tiers  # as above
+    jobs: StorageJobs | None = tiers.store if tiers is not None and tiers.storing else None
+    if jobs is None:
+        return False
+    page = cache.page_size
+    skip = cache._tree.walk(key).matched // page
+    seed = namespace_seed(key.extra_key, key.cache_salt)
+    whole = key.units // page * HASH_BYTES
+    names = jobs._names(page_hashes(key.raw, page, key.is_bigram, seed)[:whole], seed)[skip:]
+    store: Any = jobs.backend.backend
+    there = {
+        pool.name: [PageKey(chain, None, pool.name).name in store.disk.frames for chain, _ in names]
+        for pool in jobs.pools
+    }
+    first = [*there[jobs.pools[0].name], False].index(False)
+    return jobs._longest(skip + first, skip, there) > skip
 
 
 class Names:

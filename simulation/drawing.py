@@ -176,12 +176,16 @@ _WITH_HOST: Final[tuple[tuple[int, Maker], ...]] = (
 )
 
 _WITH_STORAGE: Final[tuple[tuple[int, Maker], ...]] = (
-    (80, lambda luck: s.Prefetch(prompt=draw_prompt(luck, LATELY), way=luck.randrange(3),
+    (80, lambda luck: s.Prefetch(prompt=draw_prompt(luck, LATELY), way=luck.choice((0, 0, 0, 1, 2)),
+                                 deep=int(not luck.randrange(4)),
                                  patience=_patience(luck))),
     (30, lambda luck: s.CloseFetch(which=luck.randrange(8), wait=luck.randrange(2))),
     (14, lambda luck: s.Flush(tier=luck.choice((1, 1, 1, 1, 1, 2)), wait=luck.randrange(9))),
     (2, lambda _: s.Detach()),
-    (4, lambda luck: s.Attach(fresh=int(not luck.randrange(4)))),
+    (12, lambda _: s.Sink(deep=1)),
+    (40, _load_back),
+    (4, lambda luck: s.Attach(fresh=int(not luck.randrange(4)),
+                              weights=int(not luck.randrange(3)))),
     (3, lambda luck: s.Restart(hard=luck.randrange(2))),
 )  # fmt: skip
 

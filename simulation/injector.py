@@ -16,6 +16,7 @@ from radixtide.simulation.decisions import Armed, Deciding, Note, Subject
 from radixtide.simulation.happened import Address
 from radixtide.simulation.held import SWAP_S, Held
 from radixtide.simulation.plan import BOTH_WAYS, Fault, FaultKind, FaultPlan
+from radixtide.simulation.plan_reading import check_names
 
 if TYPE_CHECKING:
     from radixtide.actors.cache import UnifiedRadixCache
@@ -104,8 +105,10 @@ class Injector(Deciding):
     def install(self, cache: UnifiedRadixCache) -> None:
         """Let faults happen to an open cache: to its messages and its host memory.
 
-        Its engine and store are given theirs where they are made.
+        Its engine and store are given theirs where they are made. Raises ConfigError where the plan
+        names a message, or an actor, that there is not.
         """
+        check_names(self.plan, [one.name for one in cache._components])
         cache.add_interceptor(self)
         if self._refusals:
             cache.refuse_host = self.refuses_host

@@ -67,6 +67,10 @@ _FIELDS: Final[dict[str, frozenset[str]]] = {
     "rank": frozenset({"rank_skew"}),
 }
 """Which kinds a field means something to; the others mean something to all."""
+SECONDS_MAX: Final = 3600.0
+"""Seconds that a fault may last."""
+RUN_SECONDS_MAX: Final = 10.0
+"""Seconds that a fault may last in a simulated run: what waits for it in vain, waits longer."""
 PLANS: Final = Path(__file__).parent / "plans"
 """Where the plans that come along are, a TOML file each."""
 
@@ -86,7 +90,7 @@ class Fault(
 
     ``seconds``: how long it lasts (delay, stall, mailbox_full, what is slow or late), or after what
     time it happens at the latest (reorder) or comes (the second of a duplicate, cancel_caller), of
-    the loop's time. ``seconds_max``: then it is drawn evenly from `seconds` to this.
+    the loop's time, at most 3600. ``seconds_max``: then it is drawn evenly from `seconds` to this.
 
     ``direction``: of a copy. ``pool``: a component's name, of a copy that moves its bytes or of
     host memory that is looked for. ``operation``: of a store. ``rank``: which one is late.
@@ -175,10 +179,12 @@ def _time_problems(kind: str, least: float | None, most: float | None) -> list[s
             return ["seconds: missing beside seconds_max; it is the least that is drawn"]
         return []
     found = []
-    if not 0.0 <= least < float("inf"):
-        found.append(f"seconds: found {least}, but needs a finite number of at least 0")
-    elif most is not None and not least <= most < float("inf"):
-        found.append(f"seconds_max: found {most}, but needs a finite number, at least {least}")
+    if not 0.0 <= least <= SECONDS_MAX:
+        found.append(f"seconds: found {least:g}, but needs a number from 0 to {SECONDS_MAX:g}")
+    elif most is not None and not least <= most <= SECONDS_MAX:
+        found.append(
+            f"seconds_max: found {most:g}, but needs a number from {least:g} to {SECONDS_MAX:g}"
+        )
     return found
 
 
@@ -214,13 +220,22 @@ class FaultPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def hopeless(self) -> tuple[str, ...]:
-        """What lets some message never be handled, so that no run can end; in words."""
-        return tuple(
-            f"fault {number} ({fault.kind}): what it hits never arrives, so no run could end; give "
-            f"it a count, or a probability of at most {HOPE}"
-            for number, fault in enumerate(self.faults, 1)
-            if fault.kind in LOSING and fault.count is None and fault.probability > HOPE
-        )
+        """What a simulated run could not end with, or not in time; in words."""
+        found = []
+        for number, fault in enumerate(self.faults, 1):
+            where = f"fault {number} ({fault.kind})"
+            if fault.kind in LOSING and fault.count is None and fault.probability > HOPE:
+                found.append(
+                    f"{where}: what it hits never arrives, so no run could end; give it a count, "
+                    f"or a probability of at most {HOPE}"
+                )
+            longest = max(fault.seconds or 0.0, fault.seconds_max or 0.0)
+            if longest > RUN_SECONDS_MAX:
+                found.append(
+                    f"{where}: lasts up to {longest:g} s, longer than a run waits for anything; "
+                    f"write at most {RUN_SECONDS_MAX:g}"
+                )
+        return tuple(found)
 
     @property
     def kinds(self) -> tuple[FaultKind, ...]:

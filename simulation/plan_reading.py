@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -14,14 +14,22 @@ import msgspec
 from msgspec import inspect
 
 from radixtide.actors import messages, tier_messages
+from radixtide.actors.cell import RUNTIME
 from radixtide.actors.coordinator import OPERATIONS
 from radixtide.actors.system import Ping
+from radixtide.components.api import BUILT_IN
 from radixtide.configs.errors import ConfigError
 from radixtide.configs.reading import config_error, describe, did_you_mean
 from radixtide.simulation.plan import Fault, FaultPlan, problems_of
 
 PRESETS: Final = ("light", "heavy", "none")
 """Plans that have a name instead of a file."""
+
+ACTORS: Final = ("coordinator", "tiering")
+"""Actors beside the components."""
+SENDERS: Final = ("face", RUNTIME)
+"""Who sends messages and gets none: the callers, and what watches over the actors."""
+COMPONENTS: Final = BUILT_IN
 
 _POSITION: Final = re.compile(
     r"^(?P<what>.*) \(at (line (?P<line>\d+), column \d+|end of document)\)$"
@@ -176,6 +184,29 @@ def _name_problems(table: Mapping[str, Any]) -> Iterator[str]:
             yield f"message: no message is called {name!r}{hint}"
 
 
+def check_names(plan: FaultPlan, components: Iterable[str] = ()) -> None:
+    """Raise ConfigError where a plan names a message, or an actor, that no cache has.
+
+    `components`: that there are besides those that come along. A file of faults may be meant for
+    several caches, so a component that this one lacks is no mistake.
+    """
+    actors = dict.fromkeys((*ACTORS, *COMPONENTS, *components))
+    problems = []
+    for number, fault in enumerate(plan.faults, 1):
+        table = {"message": fault.messages}
+        found = [*_name_problems(table)]
+        for key, name, known in (
+            ("sender", fault.sender, (*SENDERS, *actors)),
+            ("receiver", fault.receiver, tuple(actors)),
+        ):
+            if name is not None and name not in known:
+                hint = did_you_mean(name, known) or f"; those are {', '.join(known)}"
+                found.append(f"{key}: no actor is called {name!r}{hint}")
+        problems += [f"fault {number} ({fault.kind}): {one}" for one in found]
+    if problems:
+        raise config_error(f"plan {plan.name!r}", problems)
+
+
 @cache
 def _python_type(key: str) -> Any:
     return next(field.type for field in msgspec.structs.fields(Fault) if field.name == key)
@@ -200,4 +231,12 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if not isinstance(value, float) else repr(value)
 
 
-__all__ = ("PRESETS", "find_plan", "message_names", "parse_plan", "read_plan", "render_plan")
+__all__ = (
+    "PRESETS",
+    "check_names",
+    "find_plan",
+    "message_names",
+    "parse_plan",
+    "read_plan",
+    "render_plan",
+)

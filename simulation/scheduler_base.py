@@ -186,6 +186,7 @@ class SchedulerBase:
         self.loads: list[Load] = []
         self.fetches: list[Fetch] = []
         self.pins: list[RadixKey] = []
+        self.chosen = 0
 
     @property
     def cache(self) -> UnifiedRadixCache:
@@ -349,12 +350,17 @@ class SchedulerBase:
 
     # -- keys and slots -------------------------------------------------------------------------
 
-    def prompt(self, prompt: Prompt) -> tuple[int, tuple[int, ...]]:
-        """Return namespace and tokens of a prompt."""
+    def prompt(
+        self, prompt: Prompt, known: Sequence[tuple[int, tuple[int, ...]]] = ()
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return namespace and tokens of a prompt.
+
+        `known`: what one that comes again is chosen from; by default what was cached lately.
+        """
         page = self.page
         own = pages_of("branch", prompt.branch, 0, prompt.own % (PAGES_MAX + 1), page)
         tail = tuple(1 + (at + prompt.branch) % 2 for at in range(prompt.tail % page))
-        recent = self.world.recent[self.rank]
+        recent = known or self.world.recent[self.rank]
         if prompt.again and recent:
             space, old = recent[-1 - (prompt.again - 1) % len(recent)]
             space = (prompt.space - 1) % len(NAMESPACES) if prompt.space else space

@@ -41,7 +41,8 @@ class Serving(WithRows):
         """Admit a request, in one of the ways that there are."""
         if len(self.live) >= RUNNING:
             return
-        space, tokens = self.prompt(step.prompt)
+        known = self.sunk() if step.fetch % 2 and step.prompt.again else ()
+        space, tokens = self.prompt(step.prompt, known)
         if step.waiting % 2 and self.waiting:
             space, tokens = self.waiting.pop(0)
         self.started += 1

@@ -13,6 +13,7 @@ from radixtide.configs.errors import (
     LoadFailed,
 )
 from radixtide.simulation import script as s
+from radixtide.simulation.checks import is_stored_only
 from radixtide.simulation.scheduler_base import MS, Answer, Fetch, Live, Load, pick
 from radixtide.simulation.scheduler_device import ALL, OnDevice
 from radixtide.tiers.storage.base import StorageFailed
@@ -24,6 +25,7 @@ PEEKS: Final = 30
 LATELY: Final = 4
 TIERS: Final = ("device", "host", "storage")
 SINK_S: Final = 2.0
+EARLY_S: Final = 0.05
 LONG_S: Final = 20.0
 """Seconds that a transfer may take which is waited for without a timeout of its own."""
 
@@ -149,17 +151,37 @@ class BetweenTiers(OnDevice):
         """Fetch for nobody."""
         if not self.setup.host or len(self.fetches) >= FETCHES:
             return
-        got = await self.begin_fetch(self.key(step.prompt), step.way % 3, step.patience)
-        for key in self.lately() if step.prompt.again else ():
-            # One of which the storage has something, if there is one soon.
-            if got or len(self.fetches) >= FETCHES:
-                break
-            got = await self.begin_fetch(key, step.way % 3, step.patience)
+        if step.deep % 2 and not self.sunk():
+            await self.sink(s.Sink(deep=1))
+        space, tokens = self.prompt(step.prompt, self.sunk())
+        got = await self.begin_fetch(self.key_of(space, tokens), step.way % 3, step.patience)
+        if got and step.way % 3 == 0:
+            # It is on the host now: what is loaded next is likely to be this.
+            self.world.remember(self.rank, space, tokens)
 
     def lately(self) -> list[RadixKey]:
         """Return some prompts that were cached lately, the newest first."""
         recent = self.world.recent[self.rank][-1 : -1 - LATELY : -1]
         return [self.key_of(space, tokens) for space, tokens in recent]
+
+    def sunk(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return prompts that were cached once of which only the storage has the rest, if any.
+
+        All ranks are told the same, though each has pages of its own.
+        """
+        if not self.setup.storage:
+            return []
+        world = self.world
+        self.chosen += 1
+        found = world.chosen.get(self.chosen)
+        if found is None:
+            past = [(one, self.key_of(*one)) for one in world.past[self.rank]]
+            found = [
+                one for one, key in past if all(is_stored_only(at, key) for at in world.caches)
+            ]
+            if self.setup.ranks > 1:
+                world.chosen[self.chosen] = found
+        return found
 
     async def begin_fetch(
         self, key: RadixKey, way: int, patience: int = 0, live: Live | None = None
@@ -183,7 +205,11 @@ class BetweenTiers(OnDevice):
         if live is not None:
             live.fetches.append(fetch)
         got = int(fetch.handle.pages)
-        if way == 0:
+        if way == 0 and self.step % 2 and self.setup.prefetch_policy != "wait_complete":
+            # As long as a request might wait for its turn.
+            await asyncio.sleep(EARLY_S)
+            await self.current()
+        if way == 0 and fetch in self.fetches:
             got = await self.await_fetch(fetch)
         if way < 2 and live is None and fetch in self.fetches:
             self.fetches.remove(fetch)
@@ -279,9 +305,15 @@ class BetweenTiers(OnDevice):
             return
         if step.fresh % 2:
             self.world.fresh_disk()
+        self.world.weights = (self.world.weights + step.weights % 2) % 2
+        if step.weights % 2:
+            # What was computed by the old ones is of no use any more.
+            await self.detach(s.Detach())
+            await self.sink(s.Sink())
+            await self.flush(s.Flush(tier=1))
         await self.call(
             "attach",
-            lambda: self.cache.attach_storage(self.setup.storage_config()),
+            lambda: self.cache.attach_storage(self.setup.storage_config(self.world.weights)),
             may=(Busy, StorageFailed),
             waits=True,
             longer=LONG_S,

@@ -161,6 +161,7 @@ class Unpin(Step, frozen=True, kw_only=True, omit_defaults=True, tag="unpin"):
 class Start(Step, frozen=True, kw_only=True, omit_defaults=True, tag="start"):
     """Admit a request: fetch (``fetch`` odd), match, load (``load`` odd), allocate.
 
+    The prompt of one that fetches is chosen as in Prefetch.
     ``row``: 0 without a row, 1 with one, 2 with one that the scheduler writes, having allocated for
     nobody. ``cow`` odd: with a private copy of the state.
     ``lazy`` odd: allocate later, in a step Extend. ``waiting`` odd: one that was retracted comes
@@ -259,10 +260,15 @@ class CloseLoad(Step, frozen=True, kw_only=True, omit_defaults=True, tag="close_
 
 
 class Prefetch(Step, frozen=True, kw_only=True, omit_defaults=True, tag="prefetch"):
-    """Fetch a prompt from storage. ``way``: 0 wait, 1 close at once, 2 keep it and go on."""
+    """Fetch a prompt from storage. ``way``: 0 wait, 1 close at once, 2 keep it and go on.
+
+    A prompt that is to come again is one of which the storage has what the cache has not, if there
+    is one. ``deep`` odd: where there is none, all that can go off device and host goes first.
+    """
 
     prompt: Prompt
     way: int = 0
+    deep: int = 0
     patience: int = 0
 
 
@@ -297,9 +303,14 @@ class Detach(Step, frozen=True, kw_only=True, omit_defaults=True, tag="detach"):
 
 
 class Attach(Step, frozen=True, kw_only=True, omit_defaults=True, tag="attach"):
-    """Use a storage: what is on the disk is found again, but for ``fresh`` odd, an empty one."""
+    """Use a storage: what is on the disk is found again, but for ``fresh`` odd, an empty one.
+
+    ``weights`` odd: in the place of another, if there is one, and with other weights, for which
+    nothing is there.
+    """
 
     fresh: int = 0
+    weights: int = 0
 
 
 # -- the whole cache -----------------------------------------------------------------------------

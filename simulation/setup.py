@@ -90,6 +90,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     restarts_max: int = 1000
     call_timeout_s: float = LONG_S
     storage_timeout_s: float = 1.0
+    batch_pages: int = 2
     schedulers: int = 1
     ranks: int = 1
 
@@ -173,17 +174,21 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             pools=sizes,
         )
 
-    def storage_config(self) -> StorageConfig:
-        """Return the section of the storage; its URL is never opened."""
+    def storage_config(self, weights: int = 0) -> StorageConfig:
+        """Return the section of the storage; its URL is never opened.
+
+        `weights`: version of the weights.
+        """
         deadlines: dict[str, Any] = {}
         if self.prefetch_policy == "timeout":
-            deadlines = {"prefetch_timeout_base_s": 0.02, "prefetch_timeout_per_page_s": 0.001}
+            deadlines = {"prefetch_timeout_base_s": 0.05, "prefetch_timeout_per_page_s": 0.001}
         return StorageConfig(
             url="memory:",
             model="simulated",
+            weight_version=f"v{weights}",
             prefetch_policy=self.prefetch_policy,
             prefetch_threshold=0,
-            batch_pages=2,
+            batch_pages=self.batch_pages,
             timeout_s=self.storage_timeout_s,
             breaker_failures=3,
             breaker_reset_s=0.5,
@@ -255,5 +260,6 @@ def _draw_tiers(luck: Random, tiers: Tiers, page: int) -> dict[str, Any]:
         "batch_units": luck.choice((8192, 2 * page)),
         "jobs_max": luck.choice((64, 4)),
         "prefetch_policy": luck.choice(("wait_complete", "best_effort", "timeout")),
-        "storage_timeout_s": luck.choice((1.0, 0.02)),
+        "storage_timeout_s": luck.choice((1.0, 1.0, 0.02)),
+        "batch_pages": luck.choice((2, 8)),
     }

@@ -63,6 +63,22 @@ class Disk:
         self.max_bytes = max_bytes
         self.frames: dict[str, bytes] = {}
         self._books = Chains()
+        self._versions: dict[str, str] = {}
+
+    def whose(
+        self, operation: str, keys: Sequence[PageKey], answers: Sequence[bool] | None, version: str
+    ) -> list[str]:
+        """Note which weights what was stored is of; return which pages are read by others."""
+        done = [key.name for key, there in zip(keys, answers or (), strict=False) if there]
+        if operation == "put":
+            self._versions.update(dict.fromkeys(done, version))
+        if operation != "get":
+            return []
+        return [
+            f"a page that was stored by weights {self._versions[name]!r} is read for {version!r}"
+            for name in done
+            if self._versions.get(name, version) != version
+        ]
 
     @property
     def size(self) -> int:

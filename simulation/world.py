@@ -38,6 +38,7 @@ DEEP_EVERY: Final = 16
 """Audited steps between two looks at every byte."""
 LOOK_EVERY: Final = 3
 RECENT: Final = 8
+PAST: Final = 32
 KEPT: Final = 20
 """Violations that are told."""
 CLOSE_S: Final = 5.0
@@ -63,7 +64,9 @@ class World:
     """One run's caches, disk, oracle and faults.
 
     ``era``: counts the caches that took the place of others. ``violations``: what was found.
-    ``recent``: prompts that were cached lately, as (namespace, tokens).
+    ``recent``: prompts that were cached lately, as (namespace, tokens); ``past``: longer ago, too,
+    each once. ``weights``: version of the model's weights, as stored pages are named by.
+    ``chosen``: what several ranks chose from, by how often they had in this era.
     """
 
     def __init__(
@@ -92,6 +95,11 @@ class World:
         self.ended = 0
         self.violations: list[str] = []
         self.recent: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(self.setup.ranks)]
+        self.past: list[dict[tuple[int, tuple[int, ...]], None]] = [
+            {} for _ in range(self.setup.ranks)
+        ]
+        self.weights = 0
+        self.chosen: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         self.doubtful: list[list[tuple[str, Slots]]] = [[] for _ in range(self.setup.ranks)]
         self.doubts = 0
         self.calls: dict[asyncio.Task[Any], None] = {}
@@ -146,10 +154,16 @@ class World:
         luck = dice(self.case.seed, f"copies/{self._made}")
         return SimulatedEngine(self.loop, ends, luck, self.injector, self._copied, host.verify)
 
-    def _make_store(self, _: StorageConfig) -> SimulatedStore:
+    def _make_store(self, storage: StorageConfig) -> SimulatedStore:
         self._made += 1
         luck = dice(self.case.seed, f"storage/{self._made}")
-        store = SimulatedStore(self.loop, self.disk, luck, self.injector, self._stored)
+        disk, version = self.disk, storage.weight_version
+
+        def note(operation: str, keys: Any, answers: Any, error: Any) -> None:
+            self._stored(operation, keys, answers, error)
+            self.found(*disk.whose(operation, keys, answers, version))
+
+        store = SimulatedStore(self.loop, disk, luck, self.injector, note)
         self.stores.append(store)
         return store
 
@@ -174,6 +188,8 @@ class World:
         for rank in range(self.setup.ranks):
             self.doubtful[rank].clear()
         self.doubts = 0
+        self.weights = 0
+        self.chosen.clear()
         if self.journal is not None:
             self.journal.note_restart("killed" if hard else "closed")
         await self.start()
@@ -227,6 +243,11 @@ class World:
         recent = self.recent[rank]
         recent.append((space, tokens))
         del recent[:-RECENT]
+        past = self.past[rank]
+        past.pop((space, tokens), None)
+        past[space, tokens] = None
+        if len(past) > PAST:
+            del past[next(iter(past))]
 
     # -- the device -------------------------------------------------------------------------
 

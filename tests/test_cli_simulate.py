@@ -22,7 +22,9 @@ from radixtide.cli.simulate_progress import SimulateProgress
 from radixtide.cli.simulate_tasks import Ran, Small
 from radixtide.cli.simulate_totals import Totals
 from radixtide.components.mamba import MambaComponent
+from radixtide.configs.errors import InvalidInput
 from radixtide.simulation.case import Case, draw_case
+from radixtide.simulation.frames import FrameError
 from radixtide.simulation.journal import JournalWriter
 from radixtide.simulation.journal_reading import read_journal
 from radixtide.simulation.journal_records import Header
@@ -176,15 +178,23 @@ def test_tables_tell_what_was_injected_and_survived(few: dict[str, Any]) -> None
         (["--out", "no/such/folder"], "no folder"),
         (["--replay", "no-such-file"], "no file"),
         (["--replay", "WRONG", "--seed", "1", "--steps", "9"], "leave out --seed, --steps"),
-        (["--replay", "WRONG"], "no journal"),
+        (["--faults", "EMPTY"], "names no fault"),
+        (["--faults", "NOBODY"], "no actor is called"),
+        (["--faults", "FOREVER"], "write at most 10"),
     ],
 )
 def test_a_wrong_use_is_told_and_runs_nothing(
     tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
-    wrong = tmp_path / "wrong"
-    wrong.write_text('[[fault]]\nkind = "dorp"\n')
-    result = call(*(str(wrong) if word == "WRONG" else word for word in arguments))
+    files = {
+        "WRONG": '[[fault]]\nkind = "dorp"\n',
+        "EMPTY": "",
+        "NOBODY": '[[fault]]\nkind = "drop"\nreceiver = "nobody"\n',
+        "FOREVER": '[[fault]]\nkind = "stall"\nseconds = 3000.0\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    result = call(*(str(tmp_path / word) if word in files else word for word in arguments))
     assert result.exit_code == 2
     assert result.stdout == ""
     said = " ".join(result.stderr.replace("│", " ").split())
@@ -268,6 +278,32 @@ def test_a_torn_journal_is_compared_as_far_as_it_goes(journal: Path, tmp_path: P
     assert "torn" in result.stdout
 
 
+def test_what_is_no_journal_ends_as_it_does_in_inspect(tmp_path: Path) -> None:
+    other = tmp_path / "other.journal"
+    other.write_bytes(b"something else")
+    for command in (["simulate", "--replay"], ["inspect"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "radixtide.cli.main", *command, str(other)],
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.startswith(f"error: {other} is no journal")
+
+
+def test_a_wrong_use_is_told_without_loading_torch() -> None:
+    code = (
+        "import sys; from radixtide.cli.main import app\n"
+        "for words in (['--seeds', '9..1'], ['--faults', 'hevy'], ['--components', 'x']):\n"
+        "    try: app(['simulate', *words])\n"
+        "    except SystemExit as end: assert end.code == 2\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_a_damaged_journal_and_one_without_a_case_are_refused(
     journal: Path, tmp_path: Path
 ) -> None:
@@ -276,13 +312,14 @@ def test_a_damaged_journal_and_one_without_a_case_are_refused(
     damaged = tmp_path / "damaged.journal"
     damaged.write_bytes(raw)
     result = call("--replay", damaged)
-    assert result.exit_code == 2
-    assert "damaged" in result.stderr
+    assert result.exit_code == 1
+    assert isinstance(result.exception, FrameError)
+    assert "damaged" in str(result.exception)
     bare = tmp_path / "bare.journal"
     JournalWriter(bare, lambda: 0.0, Header(seed=1)).close()
     result = call("--replay", bare)
-    assert result.exit_code == 2
-    assert "no case" in " ".join(result.stderr.replace("│", " ").split())
+    assert isinstance(result.exception, InvalidInput)
+    assert "no case" in str(result.exception)
 
 
 # Failures

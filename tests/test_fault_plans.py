@@ -12,6 +12,7 @@ import pytest
 from radixtide.configs.errors import ConfigError
 from radixtide.simulation.plan import KINDS, PLANS, Fault, FaultPlan
 from radixtide.simulation.plan_reading import (
+    check_names,
     find_plan,
     message_names,
     parse_plan,
@@ -213,11 +214,11 @@ def test_what_is_not_toml_is_named_by_its_line() -> None:
         ),
         (
             one_fault(kind="delay", seconds=-1),
-            ["fault[0].seconds: found -1, but needs a finite number of at least 0"],
+            ["fault[0].seconds: found -1, but needs a number from 0 to 3600"],
         ),
         (
             one_fault(kind="delay", seconds=2, seconds_max=1),
-            ["fault[0].seconds_max: found 1, but needs a finite number, at least 2"],
+            ["fault[0].seconds_max: found 1, but needs a number from 2 to 3600"],
         ),
         (
             one_fault(kind="reorder", seconds_max=1),
@@ -276,10 +277,10 @@ def test_all_mistakes_are_named_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["inf", "nan", "-inf"])
+@pytest.mark.parametrize("text", ["inf", "nan", "-inf", "1e+09"])
 def test_numbers_that_no_timer_takes_are_refused(text: str) -> None:
     (line,) = problems(f'[[fault]]\nkind = "delay"\nseconds = {text}')
-    assert line == f"fault[0].seconds: found {text}, but needs a finite number of at least 0"
+    assert line == f"fault[0].seconds: found {text}, but needs a number from 0 to 3600"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +295,47 @@ def test_numbers_that_no_timer_takes_are_refused(text: str) -> None:
 def test_a_fault_made_in_python_is_checked_too(keys: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         Fault(**keys)
+
+
+def test_names_that_no_cache_has_are_named_with_what_would_be_right() -> None:
+    faults = (
+        Fault(kind="drop", message=("Lock", "Lok")),
+        Fault(kind="kill", receiver="nobody"),
+        Fault(kind="drop", sender="fase"),
+        Fault(kind="kill", receiver="face"),
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_names(FaultPlan(faults, "mine"))
+    those = "those are coordinator, tiering, full, swa, mamba"
+    assert [line.strip() for line in str(caught.value).splitlines()] == [
+        "plan 'mine': 4 problems",
+        "fault 1 (drop): message: no message is called 'Lok'; did you mean Lock?",
+        f"fault 2 (kill): receiver: no actor is called 'nobody'; {those}",
+        "fault 3 (drop): sender: no actor is called 'fase'; did you mean face?",
+        f"fault 4 (kill): receiver: no actor is called 'face'; {those}",
+    ]
+
+
+def test_names_that_there_may_be_are_good() -> None:
+    for plan in (FaultPlan.light(), FaultPlan.heavy(), EVERY):
+        check_names(plan)
+    of_its_own = FaultPlan((Fault(kind="kill", receiver="sidecar"),))
+    check_names(of_its_own, ["full", "sidecar"])
+    with pytest.raises(ConfigError, match="'sidecar'"):
+        check_names(of_its_own, ["full"])
+
+
+def test_what_lasts_longer_than_a_run_waits_is_hopeless_for_it() -> None:
+    assert FaultPlan.heavy().hopeless == ()
+    for fault in (
+        Fault(kind="stall", seconds=60.0),
+        Fault(kind="storage_slow", seconds=0.0, seconds_max=60.0),
+    ):
+        (line,) = FaultPlan((fault,)).hopeless
+        assert line == (
+            f"fault 1 ({fault.kind}): lasts up to 60 s, longer than a run waits for anything; "
+            "write at most 10"
+        )
 
 
 def test_messages_are_known_by_the_names_of_their_types() -> None:

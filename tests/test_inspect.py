@@ -7,28 +7,25 @@ import re
 import subprocess
 import sys
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from radixtide import Request, UnifiedRadixCache
 from radixtide.cli.inspect_diagram import make_diagram
 from radixtide.cli.inspect_events import Event, Filter, events
 from radixtide.cli.inspect_words import as_runs, words_of
 from radixtide.cli.main import app
-from radixtide.simulation.case import Case, draw_case
 from radixtide.simulation.codec import as_plain
 from radixtide.simulation.journal import JournalWriter
 from radixtide.simulation.journal_reading import read_journal
-from radixtide.simulation.journal_records import Fault, Handled, Sent, StepEnded
-from radixtide.simulation.plan import FaultPlan
-from radixtide.simulation.run import run_case
+from radixtide.simulation.journal_records import Fault, Handled, Sent
 from support.caches import key, match, store
+from support.inspecting import run
 from support.interceptors import CrashBefore
 from support.journals import few_calls, journalled, records
 
@@ -57,12 +54,6 @@ def _path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("journals") / "run.journal"
     path.write_bytes(journalled(busy_scene, faults=[CrashBefore("CommitMatch", "full")]))
     return path
-
-
-def run(*words: str | Path, exit_code: int = 0) -> Result:
-    result = CliRunner().invoke(app, ["inspect", *map(str, words)])
-    assert result.exit_code == exit_code, result.output
-    return result
 
 
 def lines(*words: str | Path) -> list[dict[str, Any]]:
@@ -143,13 +134,11 @@ def test_an_actor_chooses_what_it_sends_and_gets(path: Path) -> None:
         "full" in (one.get("sender"), one.get("receiver"), one.get("actor")) for one in shown
     )
     assert any(one["record"] == "crash" for one in shown)
-    assert not lines(path, "--actor", "nobody")
 
 
 @pytest.mark.parametrize(
     ("kind", "record", "word"),
     [
-        ("Nothing", None, None),
         ("CommitMatch", "sent", "CommitMatch"),
         ("commitmatch", "sent", "CommitMatch"),
         ("copy_fail", "fault", "copy_fail"),
@@ -158,14 +147,11 @@ def test_an_actor_chooses_what_it_sends_and_gets(path: Path) -> None:
     ],
 )
 def test_a_kind_chooses_messages_faults_and_records(
-    path: Path, kind: str, record: str | None, word: str | None
+    path: Path, kind: str, record: str, word: str | None
 ) -> None:
     shown = lines(path, "--kind", kind)
-    if record is None:
-        assert not shown
-    else:
-        assert shown[0]["record"] == record
-        assert {one.get("kind") for one in shown} == {word}
+    assert shown[0]["record"] == record
+    assert {one.get("kind") for one in shown} == {word}
 
 
 def test_a_request_chooses_its_calls_and_what_they_cause(path: Path) -> None:
@@ -186,7 +172,7 @@ def test_a_request_chooses_its_calls_and_what_they_cause(path: Path) -> None:
         "CommitMatch",
         "LetGo",
     }
-    assert not lines(path, "--request", "r")
+    run(path, "--request", "r", exit_code=2)
 
 
 def test_a_node_chooses_the_messages_that_name_it(path: Path) -> None:
@@ -198,7 +184,7 @@ def test_a_node_chooses_the_messages_that_name_it(path: Path) -> None:
         about = [other for other in lines(path) if other.get("number") == one["number"]]
         assert re.search(r'"node": 1\b', json.dumps(about))
     # A number that is no node's, though it is a step, a length and a slot.
-    assert not lines(path, "--node", "8")
+    run(path, "--node", "8", exit_code=2)
 
 
 def test_filters_are_all_to_be_met(path: Path) -> None:
@@ -389,6 +375,45 @@ def test_wrong_uses_are_told_apart_from_wrong_files(path: Path, tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--actor", "coordinatr"], "no 'coordinatr'; did you mean coordinator?"),
+        (["--actor", "nobody"], "it has face, coordinator, full"),
+        (["--kind", "Nope"], "no 'Nope'"),
+        (["--kind", "Comit"], "did you mean"),
+        (["--request", "r3"], "it has r1, r22"),
+        (["--node", "999999"], "no '999999'; it has 0, 1, 2"),
+        (["--from", "9000"], "no step 9000; its steps are 1 to 5"),
+    ],
+)
+@pytest.mark.parametrize("view", [[], ["--timeline"], ["--diagram"], ["--json"]], ids=str)
+def test_what_the_journal_has_not_is_told_with_what_it_has(
+    path: Path, words: list[str], complaint: str, view: list[str]
+) -> None:
+    result = run(path, *words, *view, exit_code=2)
+    assert complaint in " ".join(result.stderr.replace("│", " ").split())
+    assert result.stdout == ""
+
+
+def test_no_page_is_written_of_what_is_not_there(path: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run(path, "--actor", "nobody", "--html", page, exit_code=2)
+    assert not page.exists()
+
+
+def test_filters_that_nothing_meets_together_are_told(path: Path) -> None:
+    result = run(path, "--actor", "full", "--kind", "AbortReq", "--timeline")
+    assert result.stdout == ""
+    assert result.stderr == "nothing is all of that at once\n"
+
+
+def test_a_tree_is_shown_alone(path: Path) -> None:
+    for words in (["--timeline"], ["--actor", "full"], ["--from", "2"], ["--html", "x.html"]):
+        result = run(path, "--step", "2", "--tree", *words, exit_code=2)
+        assert f"leave out {words[0]}" in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_a_journal_is_read_without_loading_torch(path: Path) -> None:
     code = (
         "import sys; from radixtide.cli.main import app\n"
@@ -404,59 +429,3 @@ def test_filters_read_no_further_than_they_must() -> None:
     chosen = list(Filter(last=2).choose(source))
     assert chosen[-1].step == 2
     assert next(source).step == 3
-
-
-# -- the tree at a step -----------------------------------------------------------------
-
-
-def test_a_journal_that_says_not_what_was_run_can_not_be_run_again(path: Path) -> None:
-    result = CliRunner().invoke(app, ["inspect", str(path), "--step", "2", "--tree"])
-    assert "can not be run again" in str(result.exception)
-
-
-@pytest.fixture(name="simulated", scope="module")
-def _simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the journal of a simulated run of one scheduler."""
-    drawn = draw_case(3, 80, FaultPlan.none(), ("full",), "device")
-    setup = msgspec.structs.replace(drawn.setup, schedulers=1, ranks=1)
-    case = msgspec.structs.replace(drawn, setup=setup, scripts=drawn.scripts[:1])
-    path = tmp_path_factory.mktemp("simulated") / "run.journal"
-    assert run_case(case, journal=path).violations == []
-    return path
-
-
-def test_the_tree_of_a_step_is_that_of_the_run_stopped_there(simulated: Path) -> None:
-    with read_journal(simulated) as reader:
-        case = reader.header.case
-    assert case is not None
-    whole = Case.from_json(case)
-    trees = []
-    for step in (whole.steps // 2, whole.steps - 1):
-        stopped = run_case(whole, stop_at=step)
-        shown = run(simulated, "--step", str(step), "--tree").stdout
-        assert shown == f"{stopped.tree}\n"
-        trees.append(shown)
-    assert trees[0] != trees[1]
-    assert all(tree.startswith("tree: ") for tree in trees)
-
-
-def test_a_step_that_is_not_there_is_told(simulated: Path) -> None:
-    result = CliRunner().invoke(app, ["inspect", str(simulated), "--step", "5000", "--tree"])
-    assert "no step 5000 has ended" in str(result.exception)
-
-
-def test_a_replay_that_goes_another_way_shows_no_tree(simulated: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.journal"
-    with (
-        read_journal(simulated) as reader,
-        JournalWriter(other, lambda: 0.0, reader.header) as made,
-    ):
-        for record in islice(reader, 1, None):
-            # One answer is another than it was.
-            if isinstance(record, StepEnded) and record.step == 5:
-                record = msgspec.structs.replace(record, error="SlotError")
-            made.write(record)
-    result = CliRunner().invoke(app, ["inspect", str(other), "--step", "9", "--tree"])
-    assert "the replay differs at record" in str(result.exception)
-    assert "in step 5" in str(result.exception)
-    assert run(other, "--step", "4", "--tree").stdout.startswith("tree: ")

@@ -73,8 +73,12 @@ def test_a_component_is_registered_by_call() -> None:
 
 
 def test_a_name_is_given_once() -> None:
-    with registered(), pytest.raises(ConfigError, match="'sidecar' is already registered"):
+    with registered():
+        with pytest.raises(ConfigError, match="'sidecar' is already registered"):
+            register(NAME, type("Other", (SidecarClass,), {}))
+        # Two files of tests may each register what they need.
         register(NAME, SidecarClass)
+        assert plugin_components() == (NAME,)
 
 
 @pytest.mark.parametrize("name", ["full", "swa", "mamba"])

@@ -22,6 +22,7 @@ from radixtide import (
     UnifiedRadixCache,
 )
 from radixtide.components.full import FullComponent
+from radixtide.configs.errors import ConfigError
 from radixtide.simulation.injector import CANCELLED
 from radixtide.simulation.journal_reading import read_journal
 from radixtide.simulation.loop import SimulatedLoop
@@ -190,7 +191,10 @@ async def fail(cache: UnifiedRadixCache) -> None:
     ("leave", "says"),
     [
         (hold_slots, "8 slots are held"),
-        (hold_a_request, "1 locks and 1 requests are still held"),
+        (
+            hold_a_request,
+            r"1 locks and 1 requests are still held: lock 1 of request 'r' on .*; request 'r'",
+        ),
         (break_books, "sizes"),
         (fail, "its own error"),
     ],
@@ -204,6 +208,15 @@ async def test_what_a_test_leaves_behind_fails_it(
 
     with pytest.raises(Unclean, match=says):
         await whole()
+
+
+@pytest.mark.simulated(seed=0)
+async def test_a_fault_that_names_nobody_is_refused(faulty_cache: FaultyCaches) -> None:
+    for fault in (Fault(kind="drop", message="Nope"), Fault(kind="kill", receiver="nobody")):
+        with pytest.raises(ConfigError, match="is called"):
+            async with faulty_cache(make_config(), fault):
+                raise AssertionError("the cache was opened")
+    assert faulty_cache.injected == {}
 
 
 @pytest.mark.simulated(seed=0)

@@ -32,6 +32,8 @@ from radixtide.tiers.storage.base import StorageBackend
 
 QUIET_S: Final = 60.0
 """Seconds after which transfers that do not end, when faults have, are an error."""
+TOLD: Final = 8
+"""Locks and requests that are told of those that are still held."""
 
 Plan = FaultPlan | Fault | str | Path
 """A plan, a single fault, the name of a plan that comes along, or a TOML file."""
@@ -170,7 +172,9 @@ async def check_clean(cache: UnifiedRadixCache, *, empty: bool, before: Sequence
     wrong = list(before) + [f"{one.clause}: {one.message}" for one in report.violations]
     stats = await cache.stats()
     if empty and (stats.receipts or stats.requests):
-        wrong.append(f"{stats.receipts} locks and {stats.requests} requests are still held")
+        wrong.append(
+            f"{stats.receipts} locks and {stats.requests} requests are still held: {_whose(cache)}"
+        )
     for name, tiers in stats.pools.items():
         for tier, pool in tiers.items():
             if empty and (pool.held or pool.in_flight):
@@ -180,6 +184,22 @@ async def check_clean(cache: UnifiedRadixCache, *, empty: bool, before: Sequence
     wrong += own_crashes(cache)
     if wrong:
         raise Unclean("the cache is not clean at the end of the test:\n  " + "\n  ".join(wrong))
+
+
+def _whose(cache: UnifiedRadixCache) -> str:
+    """Return who holds what, in words: each lock with its request and its node, each request."""
+    state = cache._state  # whoever asks by a call would wait behind what is wrong
+    told = [
+        f"lock {number} of "
+        f"{'nobody in particular' if one.rid is None else f'request {one.rid!r}'} on {one.node}"
+        for number, one in state.receipts.items()
+    ]
+    told += [
+        f"request {entry.req.rid!r} ({entry.req.cache_protected_len} tokens cached)"
+        for entry in state.ledger.entries()
+    ]
+    rest = f"; and {len(told) - TOLD} more" if len(told) > TOLD else ""
+    return "; ".join(told[:TOLD]) + rest
 
 
 __all__ = ("FaultyCaches", "Plan", "Unclean", "check_clean", "was_injected")
