@@ -39,18 +39,18 @@ class Admission:
         for one in [one for one in board.waiting if one.stage is Stage.NEW]:
             await self._greet(one)
         while len(board.running) < board.config.max_running and self._full_at != board.time:
-            one = await self._next()
-            if one is None:
+            chosen = await self._next()
+            if chosen is None:
                 return
             try:
-                admitted = await self._admit(one)
+                admitted = await self._admit(chosen)
             except CacheClosed:
                 raise
             except RadixtideError as error:
-                await board.fail(one, error)
+                await board.fail(chosen, error)
                 continue
             if admitted:
-                self._note_admitted(one)
+                self._note_admitted(chosen)
 
     def look_anew(self) -> None:
         """Look for room at the next opportunity, though nobody told of any."""

@@ -22,7 +22,7 @@ from radixtide.serving.board import Board
 from radixtide.serving.config import EngineConfig
 from radixtide.serving.errors import EngineFailed, Overloaded
 from radixtide.serving.generation import Channel, Generation
-from radixtide.serving.params import SamplingParams
+from radixtide.serving.params import SamplingParams, is_whole
 from radixtide.serving.report import Report
 from radixtide.serving.scheduler import Runner, Scheduler
 from radixtide.serving.sequence import Sequence
@@ -168,7 +168,7 @@ class Engine:
         board = self._open()
         params = SamplingParams() if params is None else params
         prompt = self._prompt(board, prompt_ids)
-        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > PRIORITY:
+        if not is_whole(priority) or abs(priority) > PRIORITY:
             raise InvalidInput(f"priority must be an integer within +-{PRIORITY}, not {priority!r}")
         for name, word in (("cache_salt", cache_salt), ("extra_key", extra_key), ("rid", rid)):
             if not isinstance(word, str | None):

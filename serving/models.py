@@ -102,16 +102,6 @@ def load_model(
         return _load(spec, DTYPES[dtype], _device(device))
 
 
-def is_quick(spec: str = DEFAULT_MODEL) -> bool:
-    """Return whether loading `spec` takes seconds, and not up to a minute as a first time may.
-
-    Raises:
-        ModelUnusable: there is no such model.
-    """
-    path = _gguf(spec)
-    return path is None or models_gguf.is_quick(path)
-
-
 def _load(spec: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
     drawn = _RANDOM.fullmatch(spec)
     tokenizer: Tokenizer

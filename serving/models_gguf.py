@@ -1,19 +1,14 @@
-"""Models in a ``.gguf`` file, and a converted copy of them that loads in a tenth of the time.
+"""Models in a ``.gguf`` file.
 
-Reading such a file takes Transformers most of a minute, as it walks through the vocabulary several
-times. So what came of it is kept in the user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``,
-then ``radixtide/models``), under the digest of the file: a changed file never meets an old copy.
-``RADIXTIDE_MODELS`` names another folder; where it is empty, nothing is kept, as where the folder
-can not be written. What is in it may be deleted at any time.
+Files of a Llama, as the default model's is, are read here with the parts that Transformers has for
+it, in seconds: its general way with this architecture takes most of a minute for a small model.
+Other architectures go that way.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import os
-import shutil
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +16,22 @@ import torch
 
 from radixtide.serving.errors import ModelUnusable
 
-FORMAT: Final = "1"
-"""Changes when the copies do, so that none of an older form is read."""
-
-_logger = logging.getLogger(__name__)
+_IN_LAYERS: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_AROUND: Final = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 
 
 def load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
@@ -33,96 +40,146 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
     Raises:
         ModelUnusable: the file can not be read, or is of a kind that Transformers does not know.
     """
-    digest = _digest(path)
-    copy = _copy_of(path, digest)
-    if copy is not None and (copy / "config.json").is_file():
-        try:
-            return *_load_copy(copy, dtype), digest
-        except unreadable() as error:
-            _logger.warning("the copy of %s in %s can not be used: %s", path.name, copy, error)
-    model, tokenizer = _convert(path, torch.float32)
-    if copy is not None:
-        _keep(copy, model, tokenizer)
-    return model.to(dtype), tokenizer, digest
-
-
-def unreadable() -> tuple[type[Exception], ...]:
-    """Return what Transformers raises of files that are damaged, missing or of another kind."""
-    from safetensors import SafetensorError  # noqa: PLC0415  # comes with Transformers
-
-    return OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError
-
-
-def is_quick(path: Path) -> bool:
-    """Return whether there is a copy of the GGUF file at `path`, so that loading takes seconds."""
-    copy = _copy_of(path, _digest(path))
-    return copy is not None and (copy / "config.json").is_file()
-
-
-def copies_folder() -> Path | None:
-    """Return the folder of the converted copies, which need not exist; None: none are kept."""
-    named = os.environ.get("RADIXTIDE_MODELS")
-    if named is not None:
-        return Path(named) if named else None
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "radixtide" / "models"
-
-
-def _copy_of(path: Path, digest: str) -> Path | None:
-    folder = copies_folder()
-    return None if folder is None else folder / f"{path.stem}-{digest[:16]}-{FORMAT}"
-
-
-def _digest(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelUnusable(f"{path}: can not be read: {error.strerror}") from None
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415  # seconds
+        from transformers.integrations.gguf import read_gguf_metadata  # noqa: PLC0415  # likewise
 
-
-def _convert(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  # takes seconds
-
-    folder, name = str(path.parent), path.name
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, gguf_file=name, dtype=dtype, local_files_only=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name, local_files_only=True)
+        metadata, names = read_gguf_metadata(str(path))
+        place: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
+        if _is_plain_llama(metadata, names):
+            model = _load_llama(path, metadata, names, dtype)
+            # Its class is known, so nobody has to look into the file for it once more.
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, **place)
+        else:
+            model = _load_other(path, place, dtype)
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **place)
     except ImportError as error:
         raise ModelUnusable(
             f"{path}: reading GGUF needs more packages: pip install 'radixtide[serve]' ({error})"
         ) from None
     except unreadable() as error:
         raise ModelUnusable(f"{path}: Transformers can not load this model: {error}") from error
-    return model, tokenizer
+    return model, tokenizer, _digest(path)
 
 
-def _load_copy(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  # takes seconds
+def unreadable() -> tuple[type[Exception], ...]:
+    """Return what Transformers raises of files that are damaged, missing or of another kind."""
+    from safetensors import SafetensorError  # noqa: PLC0415  # comes with Transformers
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, SafetensorError
 
 
-def _keep(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Write a copy beside its place and move it there in one step; a failure is only told."""
-    beside = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-        # A fresh model of the same config: what was read from GGUF refuses to be saved, though its
-        # weights are plain numbers by now.
-        config = model.config.to_dict()
-        config.pop("quantization_config", None)
-        plain = type(model)(type(model.config).from_dict(config)).to(model.dtype)
-        plain.load_state_dict(model.state_dict())
-        plain.generation_config = model.generation_config
-        plain.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        beside.rename(folder)
-    except OSError as error:
-        _logger.info("no copy of the model is kept in %s: %s", folder.parent, error)
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load_other(path: Path, place: dict[str, Any], dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM, GgufConfig  # noqa: PLC0415  # takes seconds
+
+    return AutoModelForCausalLM.from_pretrained(
+        path.parent, dtype=dtype, quantization_config=GgufConfig(dequantize=True), **place
+    )
+
+
+def _is_plain_llama(metadata: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    """Return whether all of a file is read here: no experts, positions that are not stretched."""
+    return (
+        metadata["general.architecture"] == "llama"
+        and metadata.get("llama.rope.scaling.type", "none") == "none"
+        and all(_llama_name(name) is not None for name in names)
+    )
+
+
+def _load_llama(
+    path: Path, metadata: Mapping[str, Any], names: tuple[str, ...], dtype: torch.dtype
+) -> Any:
+    from transformers import LlamaForCausalLM  # noqa: PLC0415  # takes seconds
+
+    config = _llama_config(metadata, names)
+    weights = {
+        str(_llama_name(name)): part.to(dtype)
+        for name, part in _llama_weights(path, config).items()
+    }
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    # What is computed from the config alone has no weights in the file.
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
+    missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    left = [name for name in missing if name != "lm_head.weight" or not config.tie_word_embeddings]
+    if left or unexpected:
+        raise ValueError(f"it has not the weights of a Llama: {[*left, *unexpected][0]}")
+    return model
+
+
+def _llama_config(metadata: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    from transformers import LlamaConfig  # noqa: PLC0415  # takes seconds
+
+    def key(name: str) -> Any:
+        return metadata[f"llama.{name}"]
+
+    def token(name: str) -> int | None:
+        return metadata.get(f"tokenizer.ggml.{name}_token_id")
+
+    heads = key("attention.head_count")
+    dimensions = metadata.get("llama.rope.dimension_count", key("embedding_length") // heads)
+    return LlamaConfig(
+        vocab_size=metadata.get("llama.vocab_size", metadata["tokenizer.ggml.tokens"]),
+        hidden_size=key("embedding_length"),
+        intermediate_size=key("feed_forward_length"),
+        num_hidden_layers=key("block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=metadata.get("llama.attention.head_count_kv", heads),
+        head_dim=metadata.get("llama.attention.key_length", dimensions),
+        max_position_embeddings=key("context_length"),
+        rms_norm_eps=key("attention.layer_norm_rms_epsilon"),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": metadata.get("llama.rope.freq_base", 10_000.0),
+        },
+        tie_word_embeddings="output.weight" not in names,
+        bos_token_id=token("bos"),
+        eos_token_id=token("eos"),
+        pad_token_id=token("padding"),
+    )
+
+
+def _llama_weights(path: Path, config: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of the file by their name there, float32, as Transformers has them."""
+    from transformers.integrations.gguf import GgufHeader, load_gguf_state_dict  # noqa: PLC0415
+    from transformers.integrations.gguf.dequant import dequantize  # noqa: PLC0415
+
+    header = GgufHeader.from_file(str(path))
+    found = {}
+    for info, (name, lazy) in zip(
+        header.tensors, load_gguf_state_dict(header).items(), strict=True
+    ):
+        part = lazy[...]
+        if part.dtype == torch.uint8:
+            part = dequantize(part.flatten(), info.ggml_type).reshape(info.shape)
+        if name.endswith("attn_q.weight"):
+            part = _in_halves(part, config.num_attention_heads)
+        elif name.endswith("attn_k.weight"):
+            part = _in_halves(part, config.num_key_value_heads)
+        found[name] = part.float()
+    return found
+
+
+def _in_halves(part: torch.Tensor, heads: int) -> torch.Tensor:
+    """Put the rows of each head as Transformers rotates them: first all first ones of the pairs.
+
+    In the file the two that are rotated together follow one another.
+    """
+    pairs = part.unflatten(0, (heads, -1, 2))
+    return pairs.transpose(1, 2).reshape(part.shape)
+
+
+def _llama_name(name: str) -> str | None:
+    """Return what Transformers calls the tensor `name`; None: it is none of a plain Llama."""
+    if name in _AROUND:
+        return _AROUND[name]
+    block, number, part, kind = (name.split(".") + [""] * 4)[:4]
+    if block != "blk" or part not in _IN_LAYERS:
+        return None
+    return f"model.layers.{number}.{_IN_LAYERS[part]}.{kind}"

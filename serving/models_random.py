@@ -44,7 +44,8 @@ def random_model(name: str, seed: int, dtype: torch.dtype) -> Any:
     config = _config(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        build: Any = AutoModelForCausalLM.from_config
+        model = build(config, dtype=torch.float32)
     return model.to(dtype)
 
 

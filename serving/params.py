@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
+from typing import Any
 
 import msgspec
 
@@ -62,13 +63,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0 or self.top_k == 1
 
 
-def _whole(name: str, value: object, least: int) -> None:
+def _whole(name: str, value: Any, least: int) -> None:
     if value is None:
         return
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= SEED_MAX:
+    if not is_whole(value) or not least <= value <= SEED_MAX:
         raise InvalidInput(f"{name} must be an integer of at least {least}, not {value!r}")
 
 
-def _real(name: str, value: object) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+def _real(name: str, value: Any) -> None:
+    if value.__class__ is bool or not isinstance(value, Real) or not math.isfinite(float(value)):
         raise InvalidInput(f"{name} must be a finite number, not {value!r}")
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value that a client gave is an integer, and no truth value."""
+    return value.__class__ is not bool and isinstance(value, Integral)

@@ -268,7 +268,8 @@ def test_a_prompt_is_echoed_where_that_is_asked_for(server: ThreadedServer, stre
     def text(prompt: Any, **asked: Any) -> str:
         asked = {"model": MODEL, "prompt": prompt, "max_tokens": 3, "temperature": 0, **asked}
         if not stream:
-            return server.openai.completions.create(**asked).choices[0].text
+            whole: str = server.openai.completions.create(**asked).choices[0].text
+            return whole
         chunks = server.openai.completions.create(**asked, stream=True)
         return "".join(chunk.choices[0].text for chunk in chunks)
 

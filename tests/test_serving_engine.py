@@ -110,7 +110,8 @@ async def test_another_namespace_finds_nothing() -> None:
     async with Bench() as bench:
         prompt = numbers(1, 40)
         await bench.check(prompt, cache_salt="a")
-        for names in ({"cache_salt": "b"}, {"extra_key": "a"}, {}):
+        others: list[dict[str, Any]] = [{"cache_salt": "b"}, {"extra_key": "a"}, {}]
+        for names in others:
             assert (await bench.check(prompt, **names)).report.cached_tokens == 0
         assert (await bench.check(prompt, cache_salt="a")).report.cached_tokens == 36
 

@@ -8,8 +8,8 @@ import pytest
 
 from radixtide.configs.schema import StorageConfig
 from radixtide.serving.config import EngineConfig
-from support.serving_models import RANDOM, Served, prompt, served
-from support.serving_storm import Ask, crowd, rubbish, stage
+from support.serving_models import RANDOM, SOME, Served, prompt, served
+from support.serving_storm import Ask, crowd, rubbish, stage, talkers
 
 pytestmark = pytest.mark.slow
 
@@ -25,12 +25,14 @@ def subject(request: pytest.FixtureRequest) -> Served:
     return served(request.param)
 
 
-async def storm(subject: Served, page: int, seed: int = 1, waves: int = 2) -> None:
+async def storm(subject: Served, page: int, seed: int = 1, waves: int = 1) -> None:
     """Let clients come in waves on pools too small for them, with a host tier below."""
     config = subject.config(
         tokens=384, window_tokens=256, page_size=page, states=40, state_chunk=16, host_ratio=4.0
     )
     async with stage(subject, config, BUSY) as st:
+        await st.ask_all(talkers(seed))
+        assert st.total("retractions") > 0
         for wave in range(waves):
             await st.ask_all(crowd(seed + wave))
             # All that they left goes to the host, and the next ones want it again.
@@ -41,9 +43,8 @@ async def storm(subject: Served, page: int, seed: int = 1, waves: int = 2) -> No
                 Ask(f"{one.rid} again", one.prompt, one.tokens) for one in crowd(seed + wave)[:6]
             ]
             await st.ask_all(again)
-        verdict = st.check(compared=100)
+        st.check(compared=100)
         assert st.records.widest > 1
-        assert st.total("retractions") > 0, verdict
         assert st.total("cached_device") > 0
         assert st.total("cached_host") > 0
         assert st.copies is not None
@@ -63,6 +64,7 @@ async def test_a_crowd_on_small_pools(subject: Served) -> None:
     await storm(subject, page=16)
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_what_storage_has_after_a_restart(subject: Served, tmp_path: Path) -> None:
     store = StorageConfig(
         url=f"lmdb:{tmp_path}", prefetch_policy="wait_complete", prefetch_threshold=1
@@ -81,6 +83,7 @@ async def test_what_storage_has_after_a_restart(subject: Served, tmp_path: Path)
         assert await st.check_at_rest() > 0
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_what_another_namespace_has_changes_no_answer(subject: Served) -> None:
     config = subject.config(tokens=2048, page_size=1, state_chunk=16)
     base = prompt(8, 90)
@@ -98,6 +101,7 @@ async def test_what_another_namespace_has_changes_no_answer(subject: Served) -> 
         assert st.reports["mine 0"].cached_tokens == 0 or st.reports["mine 3"].cached_tokens == 0
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_what_a_model_of_other_weights_has_stored_is_not_used(
     subject: Served, tmp_path: Path
 ) -> None:

@@ -65,7 +65,7 @@ async def storm_under_faults(subject: Served, seed: int, page: int, folder: Path
     return caches.injected
 
 
-@pytest.mark.parametrize("spec", RANDOM)
+@pytest.mark.parametrize("spec", ["random:gemma3", "random:qwen3_next"])
 async def test_a_crowd_under_light_faults(spec: str, tmp_path: Path) -> None:
     assert await storm_under_faults(served(spec), 3, 16, tmp_path)
 

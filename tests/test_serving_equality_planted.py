@@ -13,7 +13,12 @@ pytestmark = pytest.mark.slow
 
 def cases(*groups: tuple[Slip, ...]) -> list[object]:
     return [
-        pytest.param(slip, spec, id=f"{slip.name}-{spec}")
+        pytest.param(
+            slip,
+            spec,
+            id=f"{slip.name}-{spec}",
+            marks=() if spec == slip.specs[0] else pytest.mark.nightly,
+        )
         for group in groups
         for slip in group
         for spec in slip.specs
@@ -26,7 +31,8 @@ async def test_a_slip_of_runner_or_cache_is_found(
 ) -> None:
     subject = served(spec)
     slip.plant(monkeypatch)
-    assert await walk(subject)
+    wrong = await walk(subject)
+    assert slip.is_told(wrong), wrong
 
 
 @pytest.mark.parametrize("spec", RANDOM)
@@ -42,7 +48,8 @@ async def test_a_slip_of_the_scheduler_is_found(
 ) -> None:
     subject = served(spec)
     slip.plant(monkeypatch)
-    assert await serve(subject)
+    wrong = await serve(subject)
+    assert slip.is_told(wrong), wrong
 
 
 @pytest.mark.parametrize(("slip", "spec"), cases(EARLY))
@@ -51,4 +58,5 @@ async def test_a_slip_at_a_request_that_goes_is_found(
 ) -> None:
     subject = served(spec)
     slip.plant(monkeypatch)
-    assert await leave(subject)
+    wrong = await leave(subject)
+    assert slip.is_told(wrong), wrong

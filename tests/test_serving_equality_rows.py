@@ -11,7 +11,7 @@ from radixtide.configs.schema import StorageConfig
 from support.actors import until
 from support.serving_bench import BASE, FAMILY, bench
 from support.serving_hand import drop_from_device, scribble
-from support.serving_models import RANDOM, Served, prompt, served
+from support.serving_models import RANDOM, SOME, Served, prompt, served
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,12 @@ def subject(request: pytest.FixtureRequest) -> Served:
     return served(request.param)
 
 
-@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize(
+    ("subject", "page"),
+    [*((one, 16) for one in RANDOM), ("random:gemma3", 1), ("random:lfm2", 64)]
+    + [pytest.param(one, page, marks=pytest.mark.nightly) for one in RANDOM for page in (1, 64)],
+    indirect=["subject"],
+)
 async def test_prompts_that_share_and_branch_inside_pages(subject: Served, page: int) -> None:
     async with bench(subject, subject.config(page_size=page, state_chunk=16)) as b:
         await b.hand.serve("base", BASE, tokens=3)
@@ -39,7 +44,9 @@ async def test_prompts_that_share_and_branch_inside_pages(subject: Served, page:
         b.check()
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 16, 200])
+@pytest.mark.parametrize(
+    "chunk", [5, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 16, 200))]
+)
 async def test_chunks_of_any_size(subject: Served, chunk: int) -> None:
     async with bench(subject, subject.config(state_chunk=16)) as b:
         b.hand.chunk = chunk
@@ -78,6 +85,7 @@ async def test_what_was_evicted_to_the_host_comes_back_layer_by_layer(subject: S
         await b.check_at_rest(*FAMILY.values())
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_one_token_behind_a_load_beside_others_that_decode(subject: Served) -> None:
     async with bench(subject, subject.config(page_size=1, state_chunk=16)) as b:
         await b.hand.serve("base", BASE, tokens=3)
@@ -94,6 +102,7 @@ async def test_one_token_behind_a_load_beside_others_that_decode(subject: Served
         b.check()
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_what_storage_has_after_a_restart(subject: Served, tmp_path: Path) -> None:
     store = StorageConfig(
         url=f"file:{tmp_path}", prefetch_policy="wait_complete", prefetch_threshold=1
@@ -119,6 +128,7 @@ async def test_what_storage_has_after_a_restart(subject: Served, tmp_path: Path)
         await b.check_at_rest(FAMILY["longer"])
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_requests_that_are_retracted_and_go_on(subject: Served) -> None:
     async with bench(subject, subject.config(state_chunk=16)) as b:
         for rid in ("first", "second"):
@@ -134,6 +144,7 @@ async def test_requests_that_are_retracted_and_go_on(subject: Served) -> None:
         b.check(compared=60)
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_slots_of_aborted_requests_are_used_again(subject: Served) -> None:
     config = subject.config(
         tokens=256, window_tokens=192, state_chunk=16, max_requests=4, host_ratio=None
@@ -151,6 +162,7 @@ async def test_slots_of_aborted_requests_are_used_again(subject: Served) -> None
         assert (await b.cache.stats()).counters["evicted_nodes"] > 0
 
 
+@pytest.mark.parametrize("subject", SOME, indirect=True)
 async def test_what_another_namespace_has_changes_no_answer(subject: Served) -> None:
     async with bench(subject, subject.config(page_size=1, state_chunk=16)) as b:
         await b.hand.serve("theirs", BASE, tokens=3, salt="theirs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -27,8 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from radixtide.configs.errors import ConfigError, InvalidInput
 from radixtide.serving.errors import ModelUnusable
-from radixtide.serving.models import describe, is_quick, layer_kinds, load_model
-from radixtide.serving.models_gguf import copies_folder
+from radixtide.serving.models import describe, layer_kinds, load_model
 from radixtide.serving.tokens import ByteTokenizer
 from support.serving_models import RANDOM
 from support.serving_rows import Table, loaded, random_tokens
@@ -43,6 +43,19 @@ SMALL: dict[str, Any] = {
     "initializer_range": 0.1,
     "max_position_embeddings": 256,
 }
+
+IN_BLOCKS: dict[str, tuple[int, ...]] = {
+    "attn_norm": (32,),
+    "attn_q": (32, 32),
+    "attn_k": (16, 32),
+    "attn_v": (16, 32),
+    "attn_output": (32, 32),
+    "ffn_norm": (32,),
+    "ffn_gate": (64, 32),
+    "ffn_up": (64, 32),
+    "ffn_down": (32, 64),
+}
+"""Shapes of the tensors of a block in a GGUF file of the same shape."""
 
 
 @pytest.mark.parametrize("spec", RANDOM)
@@ -228,12 +241,9 @@ def test_a_folder_that_is_damaged_is_refused(folder: Path, tmp_path: Path) -> No
         load_model(str(broken))
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a GGUF file of a small Llama; copies are kept in a folder of the test's own."""
-    monkeypatch.setenv("RADIXTIDE_MODELS", str(tmp_path / "copies"))
-    path = tmp_path / "tiny.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
+def write_gguf(path: Path, architecture: str = "llama", kind: str = "F32", **extra: Any) -> Path:
+    """Write a GGUF file of a small model, its matrices as `kind`; `extra` are further tensors."""
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_context_length(256)
     writer.add_embedding_length(32)
@@ -243,36 +253,30 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     writer.add_head_count_kv(1)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(16)
-    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_freq_base(50_000.0)
     writer.add_vocab_size(259)
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([*letters, "ab", "<s>", "</s>"])
+    writer.add_token_list([*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "<s>", "</s>"])
     writer.add_token_types([1] * 257 + [3, 3])
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(258)
     draw = np.random.default_rng(4)
-
-    def tensor(name: str, *shape: int) -> None:
-        writer.add_tensor(name, draw.normal(0, 0.1, shape).astype(np.float32))
-
-    tensor("token_embd.weight", 259, 32)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (259, 32), "output_norm": (32,)}
     for block in range(2):
-        for name, rows, columns in (
-            ("attn_q", 32, 32),
-            ("attn_k", 16, 32),
-            ("attn_v", 16, 32),
-            ("attn_output", 32, 32),
-            ("ffn_gate", 64, 32),
-            ("ffn_up", 64, 32),
-            ("ffn_down", 32, 64),
-        ):
-            tensor(f"blk.{block}.{name}.weight", rows, columns)
-        for name in ("attn_norm", "ffn_norm"):
-            tensor(f"blk.{block}.{name}.weight", 32)
-    tensor("output_norm.weight", 32)
+        shapes |= {f"blk.{block}.{name}": shape for name, shape in IN_BLOCKS.items()}
+    for name, shape in (shapes | extra).items():
+        part = draw.normal(0, 0.1, shape).astype(np.float32)
+        if len(shape) == 1 or kind == "F32":
+            writer.add_tensor(f"{name}.weight", part)
+        else:
+            quantized = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(f"{name}.weight", gguf.quantize(part, quantized), raw_dtype=quantized)
+    if architecture == "qwen2":
+        for block in range(2):
+            for name, size in (("attn_q", 32), ("attn_k", 16), ("attn_v", 16)):
+                writer.add_tensor(f"blk.{block}.{name}.bias", np.zeros(size, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -281,69 +285,65 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def logits(model: Any) -> torch.Tensor:
-    """Return what a model says of some tokens."""
+    """Return what a model of Transformers says of some tokens."""
     with torch.inference_mode():
-        said: torch.Tensor = model.model(torch.tensor([[5, 6, 7]]), use_cache=False).logits
+        said: torch.Tensor = model(torch.tensor([[5, 6, 7, 200]]), use_cache=False).logits
     return said
 
 
-def test_a_file_is_converted_once_and_then_loaded_from_its_copy(tiny: Path) -> None:
-    assert not is_quick(str(tiny))
-    first = load_model(str(tiny))
-    assert is_quick(str(tiny))
-    folder = copies_folder()
-    assert folder is not None
-    (copy,) = folder.iterdir()
-    written = (copy / "model.safetensors").stat().st_mtime_ns
-    second = load_model(str(tiny))
-    assert (copy / "model.safetensors").stat().st_mtime_ns == written
-    assert torch.equal(logits(first), logits(second))
-    assert (first.name, first.eos_ids, first.version) == ("tiny", {258}, second.version)
-    assert second.eos_ids == first.eos_ids
-    for model in (first, second):
-        assert model.tokenizer.encode("abc") == model.tokenizer.encode(
-            "ab"
-        ) + model.tokenizer.encode("c")
-        assert model.tokenizer.decode([*model.tokenizer.encode("ab c"), 258]) == "ab c"
-        assert model.max_context == 256
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_1"])
+def test_a_llama_in_a_file_is_what_transformers_makes_of_it(tmp_path: Path, kind: str) -> None:
+    model = load_model(str(write_gguf(tmp_path / "tiny.gguf", kind=kind)))
+    other = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    )
+    assert torch.equal(logits(model.model), logits(other))
+    assert (model.name, model.family, model.eos_ids) == ("tiny", "llama", {258})
+    assert (model.vocabulary, model.max_context) == (259, 256)
+    tokens = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+    for text in ("abc ab\n", "naïve 日本 12345"):
+        assert model.tokenizer.encode(text) == tokens.encode(text, add_special_tokens=False)
+        assert model.tokenizer.decode([*model.tokenizer.encode(text), 258]) == text
 
 
-def test_a_copy_that_is_damaged_is_passed_over(
-    tiny: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = load_model(str(tiny))
-    folder = copies_folder()
-    assert folder is not None
-    (copy,) = folder.iterdir()
-    weights = copy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with caplog.at_level(logging.WARNING, "radixtide"):
-        second = load_model(str(tiny))
-    assert "can not be used" in caplog.text
-    assert torch.equal(logits(first), logits(second))
+def test_a_matrix_for_the_logits_of_its_own_is_used(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", output=(259, 32))
+    model = load_model(str(tmp_path / "tiny.gguf"))
+    other = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
+    )
+    assert not model.model.config.tie_word_embeddings
+    assert torch.equal(logits(model.model), logits(other))
 
 
-def test_a_changed_file_has_a_copy_of_its_own(tiny: Path) -> None:
-    first = load_model(str(tiny))
-    content = bytearray(tiny.read_bytes())
+def test_another_architecture_in_a_file_is_loaded_too(tmp_path: Path) -> None:
+    model = load_model(str(write_gguf(tmp_path / "tiny.gguf", "qwen2")))
+    assert (model.family, model.kinds) == ("qwen2", ("full", "full"))
+    table = Table(model)
+    text = table.deal(random_tokens(1, 40))
+    (outcome,) = table.forward(table.row(text, 40))
+    assert table.difference(text, outcome) < 1e-4
+
+
+def test_a_file_with_other_weights_is_another_version(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    first, again = load_model(str(path)), load_model(str(path))
+    content = bytearray(path.read_bytes())
     content[-100:-96] = np.float32(0.5).tobytes()
-    tiny.write_bytes(content)
-    assert not is_quick(str(tiny))
-    second = load_model(str(tiny))
-    assert first.version != second.version
-    assert not torch.equal(logits(first), logits(second))
+    path.write_bytes(content)
+    assert first.version == again.version != load_model(str(path)).version
 
 
-def test_nothing_is_kept_where_that_is_switched_off_or_impossible(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RADIXTIDE_MODELS", "")
-    first = load_model(str(tiny))
-    (tmp_path / "a file").write_text("no folder")
-    monkeypatch.setenv("RADIXTIDE_MODELS", str(tmp_path / "a file" / "copies"))
-    second = load_model(str(tiny))
-    assert torch.equal(logits(first), logits(second))
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a file", "tiny.gguf"]
+def test_a_file_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"))
+    with pytest.raises(
+        ModelUnusable, match=r"not the weights of a Llama: model\.layers\.1\.mlp\.up"
+    ):
+        load_model(str(path))
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(ModelUnusable, match="Transformers can not load this model"):
+        load_model(str(path))
 
 
 def test_a_file_that_is_no_model_is_refused(

@@ -30,30 +30,32 @@ def test_greedy_takes_the_most_likely_and_of_equal_ones_the_lowest() -> None:
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    counts = np.bincount(draws(4000), minlength=5) / 4000
+    counts = np.bincount(draws(1500), minlength=5) / 1500
     # Four standard deviations of the most likely one.
-    assert np.abs(counts - LOGITS.exp().numpy()).max() < 4 * math.sqrt(0.25 / 4000)
+    assert np.abs(counts - LOGITS.exp().numpy()).max() < 4 * math.sqrt(0.25 / 1500)
 
 
 def test_a_low_temperature_sharpens_and_a_high_one_flattens() -> None:
-    assert draws(2000, temperature=0.5).count(0) > 1300 > draws(2000).count(0)
-    assert draws(2000, temperature=5.0).count(0) < 700
+    assert draws(500, temperature=0.5).count(0) > 325 > draws(500).count(0)
+    assert draws(500, temperature=5.0).count(0) < 175
     assert draws(50, temperature=1e-9) == [0] * 50, "so low that all else underflows"
 
 
 def test_top_k_and_top_p_leave_out_what_is_less_likely() -> None:
-    assert set(draws(500, top_k=2)) == {0, 1}
-    assert set(draws(500, top_p=0.7)) == {0, 1}, "0.5 are too few, with 0.25 more it is enough"
-    assert set(draws(500, top_p=0.5)) == {0}
-    assert set(draws(500, top_k=3, top_p=0.9)) == {0, 1, 2}
-    assert set(draws(500, top_k=99, top_p=1.0)) == {0, 1, 2, 3, 4}
+    assert set(draws(200, top_k=2)) == {0, 1}
+    assert set(draws(200, top_p=0.7)) == {0, 1}, "0.5 are too few, with 0.25 more it is enough"
+    assert set(draws(200, top_p=0.5)) == {0}
+    assert set(draws(200, top_k=3, top_p=0.9)) == {0, 1, 2}
+    assert set(draws(200, top_k=99, top_p=1.0)) == {0, 1, 2, 3, 4}
 
 
 def test_top_p_reaches_beyond_the_tokens_that_are_looked_at_first() -> None:
     logits = torch.zeros(5000)
     sampler = Sampler(SamplingParams(seed=3, top_p=0.5))
-    drawn = {sampler.draw(logits, at).id for at in range(3000)}
-    assert 1500 < len(drawn) <= 2500
+    drawn = {sampler.draw(logits, at).id for at in range(400)}
+    # Of 400 draws from 2,500 some thirty are of one that was drawn before.
+    assert 340 < len(drawn) <= 400
+    assert len({token // 500 for token in drawn}) >= 5, "not of the first 1,024 alone"
 
 
 def test_a_seed_draws_the_same_again_and_another_one_differs() -> None:
@@ -78,7 +80,7 @@ def test_logprobs_are_the_models_own_whatever_the_temperature() -> None:
     assert Sampler(SamplingParams()).draw(LOGITS, 0).logprob is None
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40),
     st.floats(0.05, 3.0),

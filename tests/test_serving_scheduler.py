@@ -77,6 +77,7 @@ async def test_a_request_waits_until_there_is_room_for_all_of_its_prompt() -> No
         second = asyncio.ensure_future(bench.check(numbers(2, 50), 5))
         reports = [(await one).report for one in (first, second)]
         assert [one.retractions for one in reports] == [0, 0]
+        assert reports[1].queue_s is not None
         assert reports[1].queue_s >= reports[0].total_s / 2
         ends = [{row.rid for row in rows} for rows in bench.runner.passes]
         assert all(len(together) == 1 for together in ends)
@@ -112,7 +113,6 @@ async def test_a_request_gets_its_room_when_a_pin_ends() -> None:
         await bench.engine.pin(numbers(1, 40), 600.0)
         asked = asyncio.ensure_future(bench.check(numbers(2, 20), 5))
         await until(lambda: bool(bench.engine.running()))
-        assert not bench.runner.passes[2:] or True
         await bench.engine.unpin(numbers(1, 40))
         await asked
 
@@ -211,7 +211,7 @@ async def test_of_a_batch_that_fails_only_the_one_whose_fault_it_is_ends_with_an
 async def test_passes_that_fail_now_and_then_cost_time_and_no_answer(
     components: tuple[str, ...],
 ) -> None:
-    async with Bench(components=components) as bench:
+    async with Bench(config=EngineConfig(retries_max=20), components=components) as bench:
         count = 0
 
         def every_fifth(_: Sequence[Row]) -> None:

@@ -18,8 +18,9 @@ from radixtide.serving.http.service import Service
 from radixtide.serving.http.text import Detokenizer, StopFinder
 
 if TYPE_CHECKING:
-    from radixtide.serving.generation import Generation, Token
+    from radixtide.serving.generation import Generation
     from radixtide.serving.models import LoadedModel
+    from radixtide.serving.sampling import Token
 
 PIECES_MAX = 32
 """Pieces that wait for a client that reads slowly, before its choices wait too."""
@@ -115,7 +116,9 @@ class Choice:
 
     def _entry(self, token: Token) -> Entry:
         top = tuple(Alternative(*self._text(one), logprob) for one, logprob in token.top)
-        return Entry(*self._text(token.id), token.logprob, top, self.length)
+        logprob = token.logprob
+        assert logprob is not None, "the engine was asked for it"
+        return Entry(*self._text(token.id), logprob, top, self.length)
 
     def _text(self, token: int) -> tuple[str, bytes]:
         raw = self.model.tokenizer.token_bytes(token)
@@ -171,12 +174,12 @@ class Answer:
             with send:
                 for choice in self.choices:
                     group.start_soon(_forward, choice, send.clone())
-            async for piece in receive:
-                if isinstance(piece, Exception):
-                    failure = piece
+            async for found in receive:
+                if isinstance(found, Exception):
+                    failure = found
                     group.cancel_scope.cancel()
                     break
-                yield piece
+                yield found
         if failure is not None:
             raise failure
 

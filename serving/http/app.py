@@ -68,7 +68,7 @@ def make_app(
         },
     )
     app.state.service = service
-    app.add_middleware(_Counted, service=service)  # type: ignore[arg-type]  # takes any ASGI class
+    app.add_middleware(_Counted, service=service)
     return app
 
 

@@ -6,11 +6,12 @@ Uvicorn knows none of the three; without them, clients that do nothing hold what
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import h11
 import msgspec
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from radixtide.serving.http.config import ServerConfig
 from radixtide.serving.http.errors import ErrorAnswer, ErrorBody
@@ -32,8 +33,8 @@ class _Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._head = _Timer(self.loop)
+        self._write = _Timer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Take a new connection, if there is room for it."""
@@ -45,18 +46,19 @@ class _Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._stop_timers()
+        self._head.stop()
+        self._write.stop()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
         """Handle what came; a request that has begun has had its head."""
         super().handle_events()
         if self._busy():
-            self._head_timer = _cancelled(self._head_timer)
+            self._head.stop()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, but not for ever."""
-        self._head_timer = _cancelled(self._head_timer)
+        self._head.stop()
         super().on_response_complete()
         if self.transport.is_closing():
             self._cut_off_later()
@@ -66,14 +68,11 @@ class _Connection(H11Protocol):
     def pause_writing(self) -> None:
         """Wait for the client to read; one that does not is cut off."""
         super().pause_writing()
-        self._write_timer = _cancelled(self._write_timer)
-        self._write_timer = self.loop.call_later(
-            self.config_of_server.write_timeout_s, self.transport.abort
-        )
+        self._write.start(self.config_of_server.write_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Go on: the client reads again."""
-        self._write_timer = _cancelled(self._write_timer)
+        self._write.stop()
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -89,7 +88,9 @@ class _Connection(H11Protocol):
         )
 
     def _busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        # None until the first request, whatever its annotation says.
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
 
     def _expect_head(self) -> None:
         limits = self.config_of_server
@@ -97,7 +98,7 @@ class _Connection(H11Protocol):
         if self.cycle is not None:
             # Between two requests it may rest first.
             seconds += limits.idle_timeout_s
-        self._head_timer = self.loop.call_later(seconds, self._no_head)
+        self._head.start(seconds, self._no_head)
 
     def _no_head(self) -> None:
         if self._busy() or self.transport.is_closing():
@@ -141,16 +142,21 @@ class _Connection(H11Protocol):
 
     def _cut_off_later(self) -> None:
         # Closing waits for the client to take what is buffered; it has so long.
-        self._write_timer = _cancelled(self._write_timer)
-        self._write_timer = self.loop.call_later(
-            self.config_of_server.write_timeout_s, self.transport.abort
-        )
-
-    def _stop_timers(self) -> None:
-        self._head_timer = _cancelled(self._head_timer)
-        self._write_timer = _cancelled(self._write_timer)
+        self._write.start(self.config_of_server.write_timeout_s, self.transport.abort)
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+class _Timer:
+    """Calls something later, unless it is stopped or started anew before."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float, call: Callable[[], None]) -> None:
+        self.stop()
+        self._handle = self._loop.call_later(seconds, call)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None

@@ -63,11 +63,11 @@ def routes(service: Service) -> list[BaseRoute]:
                 "the live page shows what all clients have in the cache: it is for admins' keys",
                 code="not_admin",
             )
-        if feed.full:
+        if not feed.join():
             raise for_now(
                 f"{feed.viewers} pages are open already (server.live_viewers_max)", "viewers"
             )
-        return EventStream(service, feed.frames())
+        return EventStream(service, feed.frames(), feed.leave)
 
     pages = [Route(f"/{name}", _file(name)) for name in KINDS if name != "page.html"]
     return [Route("/", _file("page.html")), *pages, Route("/live", live)]

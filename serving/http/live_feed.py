@@ -62,10 +62,16 @@ class Feed:
         self._due = 0.0
         self._numbers = Numbers()
 
-    @property
-    def full(self) -> bool:
-        """Whether as many watch as may."""
-        return self.viewers >= self.config.live_viewers_max
+    def join(self) -> bool:
+        """Count one more who watches, until :meth:`leave`; False where as many watch as may."""
+        if self.viewers >= self.config.live_viewers_max:
+            return False
+        self.viewers += 1
+        return True
+
+    async def leave(self) -> None:
+        """Count one less."""
+        self.viewers -= 1
 
     @property
     def interval_s(self) -> float:
@@ -75,23 +81,19 @@ class Feed:
 
     async def frames(self) -> AsyncGenerator[bytes]:
         """Yield frames as they are made, the first one at once, until the server ends."""
-        self.viewers += 1
-        try:
-            seen = seen_tree = 0
-            while self._phase() != "stopping":
-                if self._frame == seen or self._is_old():
-                    async with self._turn:
-                        # Meanwhile another one may have made it.
-                        if self._frame == seen or self._is_old():
-                            await self._make()
-                seen = self._frame
-                frame = self._now
-                if self._tree_number != seen_tree:
-                    seen_tree = self._tree_number
-                    frame = self._tree + frame
-                yield frame
-        finally:
-            self.viewers -= 1
+        seen = seen_tree = 0
+        while self._phase() != "stopping":
+            if self._frame == seen or self._is_old():
+                async with self._turn:
+                    # Meanwhile another one may have made it.
+                    if self._frame == seen or self._is_old():
+                        await self._make()
+            seen = self._frame
+            frame = self._now
+            if self._tree_number != seen_tree:
+                seen_tree = self._tree_number
+                frame = self._tree + frame
+            yield frame
 
     def _is_old(self) -> bool:
         """Whether the last frame is of a time when others watched."""

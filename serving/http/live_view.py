@@ -39,10 +39,10 @@ class Watched(Protocol):
         """Reports of the last requests that ended, the newest last."""
 
     def running(self) -> list[Report]:
-        """Reports of those that wait or run."""
+        """Return reports of those that wait or run."""
 
     async def stats(self) -> EngineStats:
-        """Counters, and what the cache says."""
+        """Return counters, and what the cache says."""
 
 
 class RequestView(msgspec.Struct, omit_defaults=True):

@@ -59,8 +59,8 @@ class ThreadedServer:
         self._thread = threading.Thread(target=self._run, name="served", daemon=True)
         self._failure: BaseException | None = None
         self.engine: Engine | None = None
-        self.service: Service | None = None
-        self.server: Server | None = None
+        self.service: Service
+        self.server: Server
         self.url = ""
         # One client for all: making one reads the certificates of the whole world.
         self._http = httpx.Client(timeout=START_S, trust_env=False, verify=False)
@@ -82,7 +82,7 @@ class ThreadedServer:
 
     def stop(self) -> None:
         """Let the server end, as a signal would; returns at once."""
-        if self.server is not None and self._thread.is_alive():
+        if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.server.stop)
 
     def _run(self) -> None:
@@ -114,7 +114,6 @@ class ThreadedServer:
 
     def open(self) -> None:
         """Let the server find its model ready; where that was put off."""
-        assert self.service is not None
         assert self.engine is not None
         self.service.open(self.engine, self.model)
 
@@ -161,7 +160,7 @@ class ThreadedServer:
 
         def quiet() -> bool:
             found.append(self.stats())
-            return found[-1]["running"] == found[-1]["waiting"] == 0
+            return bool(found[-1]["running"] == found[-1]["waiting"] == 0)
 
         wait_for(quiet, "requests go on for ever")
         return found[-1]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import pytest
 
 from radixtide.configs.schema import CacheConfig, LimitsConfig
 from radixtide.serving.geometry import cache_config
@@ -17,6 +18,13 @@ from support.serving_reference import Reference, Spread
 RANDOM: Final = ("random:llama", "random:gemma3", "random:qwen3_next", "random:lfm2")
 """Full attention, with sliding windows, with linear attention, with short convolutions."""
 REAL: Final = "smollm2"
+SOME: Final = (
+    "random:gemma3",
+    "random:qwen3_next",
+    pytest.param("random:llama", marks=pytest.mark.nightly),
+    pytest.param("random:lfm2", marks=pytest.mark.nightly),
+)
+"""Parameters of tests that cost more: two kinds each time, all of them every night."""
 
 PATIENT: Final = LimitsConfig(call_timeout_s=60.0)
 """Long enough that no call of a healthy cache meets its deadline on a slow machine."""
@@ -50,4 +58,4 @@ def prompt(seed: int, length: int) -> list[int]:
     return [int(one) for one in np.random.default_rng(seed).integers(0, 256, length)]
 
 
-__all__ = ("PATIENT", "RANDOM", "REAL", "Served", "prompt", "served")
+__all__ = ("PATIENT", "RANDOM", "REAL", "SOME", "Served", "prompt", "served")

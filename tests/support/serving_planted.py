@@ -29,11 +29,20 @@ ModelRunner: Final[Any] = runner.ModelRunner
 
 @dataclass(frozen=True)
 class Slip:
-    """A slip. ``specs``: models that it must show on. ``plant``: makes it."""
+    """A slip.
+
+    ``specs``: models that it must show on; the first is tried with every change. ``plant``: makes
+    it. ``shows``: a word of what is found: a slip that only breaks the program is no slip.
+    """
 
     name: str
     specs: tuple[str, ...]
     plant: Callable[[pytest.MonkeyPatch], None]
+    shows: str = " off"
+
+    def is_told(self, wrong: list[str]) -> bool:
+        """Return whether what was found is what this slip does."""
+        return any(self.shows in one for one in wrong) and not any("Error" in one for one in wrong)
 
 
 LLAMA, GEMMA = "random:llama", "random:gemma3"
@@ -64,11 +73,11 @@ def _write_shifted(original: Any, self: PoolCache, buffer: Any, places: Places, 
     original(self, buffer, Places(places.read, places.write.roll(1)), new)
 
 
-def _read_one_less(original: Any, self: PoolCache, buffer: Any, places: Places) -> Any:
+def _read_one_less(original: Any, self: PoolCache, buffer: Any, places: Places, part: int) -> Any:
     read = places.read.clone()
     if len(read) > 1 and self.rows == 1:
         read[0] = read[1]
-    return original(self, buffer, Places(read, places.write))
+    return original(self, buffer, Places(read, places.write), part)
 
 
 def _never_fresh(original: Any, self: PoolCache, buffer: Any) -> Any:
@@ -270,6 +279,7 @@ SCHEDULER: Final = (
         "a window is given back a page too early",
         (GEMMA,),
         _wrap(UnifiedRadixCache, "release_window", _early_window),
+        "served anew",
     ),
     Slip(
         "a state is kept in the other slot of the ring",
@@ -293,6 +303,8 @@ EARLY: Final = (
         "a request is ended while a pass computes it",
         (LLAMA, QWEN),
         _wrap(Scheduler, "_end_asked", _ends_at_once),
+        "tokens of",
+        "let go",
     ),
 )
 

@@ -195,7 +195,7 @@ async def _engine(
             yield made
 
 
-def crowd(seed: int, clients: int = 20, longest: int = 150) -> list[Ask]:
+def crowd(seed: int, clients: int = 15, longest: int = 150) -> list[Ask]:
     """Return what clients ask who share prompts, and leave them at places inside of pages.
 
     Every fifth goes before its answer is there; one is gone before anything is computed.
@@ -217,6 +217,12 @@ def crowd(seed: int, clients: int = 20, longest: int = 150) -> list[Ask]:
     return asks
 
 
+def talkers(seed: int, clients: int = 6) -> list[Ask]:
+    """Return short questions with long answers: together they need more than a small pool has."""
+    stem = prompt(seed, 33)
+    return [Ask(f"s{seed}t{at}", [*stem, *prompt(seed + at, 5)], 66) for at in range(clients)]
+
+
 def rubbish(cache: UnifiedRadixCache, number: float = 3.0) -> None:
     """Overwrite all that the device pools have."""
     for memory in cache.memory.values():
@@ -227,4 +233,4 @@ def rubbish(cache: UnifiedRadixCache, number: float = 3.0) -> None:
                     part.fill_(number)
 
 
-__all__ = ("Ask", "RecordingRunner", "Stage", "crowd", "rubbish", "stage")
+__all__ = ("Ask", "RecordingRunner", "Stage", "crowd", "rubbish", "stage", "talkers")
