@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -53,3 +55,18 @@ def test_a_row_is_given_back_once() -> None:
     with pytest.raises(InvalidInput):
         pool.free(row)
     assert pool.available == 3
+
+
+def test_threads_that_take_the_last_rows_get_one_each_or_hear_that_there_is_none() -> None:
+    pool = ReqToTokenPool(40, 8)
+
+    def take(_: int) -> int | None:
+        try:
+            return pool.alloc()
+        except OutOfSlots:
+            return None
+
+    with ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(take, range(100)))
+    assert sorted(row for row in taken if row is not None) == list(range(40))
+    assert taken.count(None) == 60

@@ -34,7 +34,10 @@ class ReqToTokenPool:
 
     def alloc(self) -> int:
         """Take a row, clear it, and return its index. Raises OutOfSlots when all are taken."""
-        if not self._free:
+        try:
+            # One step of the interpreter: two threads never get the same row.
+            row = self._free.pop()
+        except IndexError:
             raise OutOfSlots(
                 {
                     "requests": {
@@ -46,8 +49,7 @@ class ReqToTokenPool:
                         "size": self.max_requests,
                     }
                 }
-            )
-        row = self._free.pop()
+            ) from None
         self._taken[row] = True
         # What an earlier request left must not be taken for slots of this one.
         self.array[row] = -1

@@ -38,7 +38,13 @@ def _frame(part: str | None) -> bytes:
     """Encode an optional string so that no two different inputs give equal bytes."""
     if part is None:
         return b"\0"
-    raw = part.encode()
+    try:
+        raw = part.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidKey(
+            f"a name in a key must be text that UTF-8 can write: character {error.start} of "
+            f"{len(part)} is half of a surrogate pair"
+        ) from None
     return b"\1" + len(raw).to_bytes(8, "little") + raw
 
 
