@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run serve test check lint types imports bench simulate simulate-nightly nightly gpu-test format clean
+.PHONY: help setup run serve test check lint types imports bench simulate simulate-nightly nightly gpu-test screenshot format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -53,6 +53,10 @@ simulate: setup ## Look for what breaks under heavy faults: a slice of seeds (SE
 
 simulate-nightly: setup ## The same, 2,000 seeds of 2,000 steps (SEEDS=A..B)
 	$(BIN)/radixtide simulate --seeds $(or $(SEEDS),0..1999) --steps 2000 --faults heavy
+
+screenshot: setup ## Take the picture of the live page that is in the docs (needs chromium)
+	mkdir -p docs/images
+	RADIXTIDE_SCREENSHOT=$(CURDIR)/docs/images/live-tree.png $(BIN)/python -m pytest --quiet tests/test_page_screenshot.py
 
 nightly: setup ## Run the long tests
 	$(BIN)/python -m pytest -n auto -m "nightly and not gpu" --timeout=3600

@@ -77,7 +77,9 @@ def _recent(tree: RadixTree, most: int) -> list[Node]:
 def _shown(node: Node) -> NodePicture:
     parent = node.parent
     assert parent is not None
-    device = host = locks = ()
+    device: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
+    locks: tuple[int, ...] = ()
     for data in node.component_data:
         # Added up one by one: most caches have one component, and then this costs a third.
         value, below = data.value, data.host_value

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from radixtide.simulation.setup import Tiers
 
 STEPS: Final = 2_000
+SEED_SECONDS: Final = 600.0
 FAULTS: Final = "heavy"
 PRESETS: Final = ("light", "heavy", "none")
 
@@ -61,6 +62,8 @@ class SimulateOptions(msgspec.Struct, frozen=True, kw_only=True):
             words += ["--components", ",".join(self.components)]
         if self.tiers is not None:
             words += ["--tiers", self.tiers]
+        if self.seed_seconds != SEED_SECONDS:
+            words += ["--seed-seconds", f"{self.seed_seconds:g}"]
         return shlex.join(words)
 
 

@@ -229,6 +229,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
         self._ident = 0
+        self._last: asyncio.Task[None] | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="radixtide-loop", daemon=True)
 
@@ -334,9 +335,8 @@ class LoopThread:
         try:
             self.calls.add(call)
             if self._refusal is not None:
-                raise CacheClosed(
-                    self._refusal
-                )  # it ended just now, and may not have seen the call
+                # It ended just now, and may not have seen the call.
+                raise CacheClosed(self._refusal)
             self._post(call.begin)
             call.answered.acquire()
             # From here to the next line of whoever called us the interpreter runs no signal
@@ -349,7 +349,7 @@ class LoopThread:
             try:
                 self._leave(call)
             except BaseException:  # noqa: BLE001 - interrupted again; the first is under way
-                self._leave(call)
+                self.post(call.abandon)
             if isinstance(error, RuntimeError) and self._refusal is not None:
                 raise CacheClosed(self._refusal) from None
             raise
@@ -386,7 +386,7 @@ class LoopThread:
 
     def when_quiet(self, then: Callable[[], None], turns: int = LEAVING_TURNS) -> None:
         """Call `then` on the loop when all is quiet, or after so many of its turns."""
-        if turns and not self._quiet():
+        if turns and self._refusal is None and not self._quiet():
             assert self._loop is not None
             self._loop.call_soon(self.when_quiet, then, turns - 1)
         else:

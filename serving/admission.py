@@ -62,10 +62,12 @@ class Admission:
         """Begin to fetch what storage has of a request that has just come."""
         board = self._board
         one.stage = Stage.WAITING
-        if not board.shape.fetches:
+        key = one.key
+        if not board.shape.fetches or key is None:
             return
         try:
-            fetch = await made(board.cache.prefetch(one.whole_key, one.req))
+            # What will be matched, and no more: only the needs of its end are fetched.
+            fetch = await made(board.cache.prefetch(key, one.req))
         except CacheClosed:
             raise
         except RadixtideError as error:
@@ -148,7 +150,7 @@ class Admission:
             common = min(one.shares_with(other), one.length - 1) // page * page
             if common <= max(one.cached, other.protected):
                 continue
-            if grid > 1:
+            if grid:
                 common = common // grid * grid
                 if common <= max(one.cached, other.computed):
                     continue

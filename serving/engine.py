@@ -22,7 +22,7 @@ from radixtide.serving.board import Board
 from radixtide.serving.config import EngineConfig
 from radixtide.serving.errors import EngineFailed, Overloaded
 from radixtide.serving.generation import Channel, Generation
-from radixtide.serving.params import SamplingParams, is_whole
+from radixtide.serving.params import SamplingParams, is_text, is_whole
 from radixtide.serving.report import Report
 from radixtide.serving.scheduler import Runner, Scheduler
 from radixtide.serving.sequence import Sequence
@@ -83,6 +83,7 @@ class Engine:
         self._board: Board | None = None
         self._scheduler: Scheduler | None = None
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._eos = frozenset(model.eos_ids)
 
     # -- life -------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class Engine:
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise EngineFailed("the engine was entered before; make a new one")
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as undo:
             if self._owns:
                 await undo.enter_async_context(self.cache)
@@ -109,15 +110,27 @@ class Engine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        closing = asyncio.ensure_future(self._close(kind, error, traceback))
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while not closing.done():
+                try:
+                    await asyncio.wait((closing,))
+                except asyncio.CancelledError as told:
+                    # Its slots are being written to until the pass is over: first that.
+                    cancelled = told
+        closing.result()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _close(self, *failure: Any) -> None:
         scheduler, task, board = self._scheduler, self._task, self._board
         assert scheduler is not None and task is not None and board is not None
-        with anyio.CancelScope(shield=True):
-            scheduler.stop()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            board.hub.close()
-            if self._owns:
-                await self.cache.__aexit__(kind, error, traceback)
+        scheduler.stop()
+        await asyncio.wait((task,))
+        board.hub.close()
+        if self._owns:
+            await self.cache.__aexit__(*failure)
 
     @property
     def failed(self) -> bool:
@@ -163,15 +176,16 @@ class Engine:
                 the rid is in use; a name or the priority is none; more logprobs are wanted than
                 ``logprobs_max``.
             Overloaded: ``queue_max`` requests wait already.
-            EngineFailed: the engine is not open, or its scheduler has failed.
+            EngineFailed: the engine is not open, is another loop's, or its scheduler has failed.
         """
         board = self._open()
+        self._check_loop()
         params = SamplingParams() if params is None else params
         prompt = self._prompt(board, prompt_ids)
         if not is_whole(priority) or abs(priority) > PRIORITY:
             raise InvalidInput(f"priority must be an integer within +-{PRIORITY}, not {priority!r}")
         for name, word in (("cache_salt", cache_salt), ("extra_key", extra_key), ("rid", rid)):
-            if not isinstance(word, str | None):
+            if not is_text(word):
                 raise InvalidInput(f"{name} must be a string or None, not {word!r}")
         if params.logprobs is not None and params.logprobs > self.config.logprobs_max:
             raise InvalidInput(
@@ -206,6 +220,17 @@ class Engine:
         )
         board.queue(one)
         return Generation(channel)
+
+    def _check_loop(self) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._loop:
+            raise EngineFailed(
+                "an engine belongs to the loop that it was entered on; from another thread use "
+                "asyncio.run_coroutine_threadsafe"
+            )
 
     def _context(self, board: Board) -> int:
         """Return the most tokens of prompt and answer."""

@@ -24,9 +24,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from radixtide.configs.errors import ConfigError
-from radixtide.serving import models_gguf
 from radixtide.serving.errors import ModelUnusable
-from radixtide.serving.models_random import random_model
 from radixtide.serving.tokens import ByteTokenizer, PretrainedTokenizer, Tokenizer
 from radixtide.tiers.kv_pool import DTYPES
 
@@ -103,6 +101,10 @@ def load_model(
 
 
 def _load(spec: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    # These import Transformers.
+    from radixtide.serving.models_gguf import load_gguf  # noqa: PLC0415
+    from radixtide.serving.models_random import random_model  # noqa: PLC0415  # likewise
+
     drawn = _RANDOM.fullmatch(spec)
     tokenizer: Tokenizer
     if drawn is not None:
@@ -110,7 +112,7 @@ def _load(spec: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
         model, tokenizer = random_model(drawn["name"], seed, dtype), ByteTokenizer()
         name, version = spec, f"random {drawn['name']} {seed}"
     elif (path := _gguf(spec)) is not None:
-        model, tokens, version = models_gguf.load_gguf(path, dtype)
+        model, tokens, version = load_gguf(path, dtype)
         name = "smollm2-135m-instruct" if spec == DEFAULT_MODEL else path.stem
         tokenizer = PretrainedTokenizer(tokens)
     else:
@@ -185,8 +187,9 @@ def _device(device: str) -> torch.device:
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Keep Transformers from drawing bars and naming what is not installed, during a load."""
-    from transformers.utils import logging  # noqa: PLC0415  # takes seconds
+    from transformers.utils import logging as telling  # noqa: PLC0415  # takes seconds
 
+    logging: Any = telling
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -223,7 +226,10 @@ def _smollm2() -> Path:
 
 
 def _load_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415  # takes seconds
+    # These take seconds, and are there only where a model is served.
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+    from radixtide.serving.models_gguf import UNREADABLE  # noqa: PLC0415  # as above
 
     if not (path / "config.json").is_file():
         raise ModelUnusable(
@@ -233,7 +239,7 @@ def _load_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         tokens = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except models_gguf.unreadable() as error:
+    except UNREADABLE as error:
         raise ModelUnusable(f"{path}: Transformers can not load this model: {error}") from error
     return model, tokens, _folder_version(path)
 

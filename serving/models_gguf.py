@@ -2,7 +2,7 @@
 
 Files of a Llama, as the default model's is, are read here with the parts that Transformers has for
 it, in seconds: its general way with this architecture takes most of a minute for a small model.
-Other architectures go that way.
+Other architectures go that way. Importing this module imports Transformers, which takes seconds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,34 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from transformers.integrations.gguf.dequant import dequantize
+from transformers.integrations.gguf.reader import (
+    GgufHeader,
+    load_gguf_state_dict,
+    read_gguf_metadata,
+)
 
 from radixtide.serving.errors import ModelUnusable
+
+UNREADABLE: Final = (
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    TypeError,
+    RuntimeError,
+    SafetensorError,
+)
+"""What Transformers raises of files that are damaged, missing or of another kind."""
 
 _IN_LAYERS: Final = {
     "attn_norm": "input_layernorm",
@@ -41,9 +67,6 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
         ModelUnusable: the file can not be read, or is of a kind that Transformers does not know.
     """
     try:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415  # seconds
-        from transformers.integrations.gguf import read_gguf_metadata  # noqa: PLC0415  # likewise
-
         metadata, names = read_gguf_metadata(str(path))
         place: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
         if _is_plain_llama(metadata, names):
@@ -57,16 +80,9 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
         raise ModelUnusable(
             f"{path}: reading GGUF needs more packages: pip install 'radixtide[serve]' ({error})"
         ) from None
-    except unreadable() as error:
+    except UNREADABLE as error:
         raise ModelUnusable(f"{path}: Transformers can not load this model: {error}") from error
     return model, tokenizer, _digest(path)
-
-
-def unreadable() -> tuple[type[Exception], ...]:
-    """Return what Transformers raises of files that are damaged, missing or of another kind."""
-    from safetensors import SafetensorError  # noqa: PLC0415  # comes with Transformers
-
-    return OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, SafetensorError
 
 
 def _digest(path: Path) -> str:
@@ -75,8 +91,6 @@ def _digest(path: Path) -> str:
 
 
 def _load_other(path: Path, place: dict[str, Any], dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM, GgufConfig  # noqa: PLC0415  # takes seconds
-
     return AutoModelForCausalLM.from_pretrained(
         path.parent, dtype=dtype, quantization_config=GgufConfig(dequantize=True), **place
     )
@@ -94,8 +108,6 @@ def _is_plain_llama(metadata: Mapping[str, Any], names: tuple[str, ...]) -> bool
 def _load_llama(
     path: Path, metadata: Mapping[str, Any], names: tuple[str, ...], dtype: torch.dtype
 ) -> Any:
-    from transformers import LlamaForCausalLM  # noqa: PLC0415  # takes seconds
-
     config = _llama_config(metadata, names)
     weights = {
         str(_llama_name(name)): part.to(dtype)
@@ -114,8 +126,6 @@ def _load_llama(
 
 
 def _llama_config(metadata: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    from transformers import LlamaConfig  # noqa: PLC0415  # takes seconds
-
     def key(name: str) -> Any:
         return metadata[f"llama.{name}"]
 
@@ -147,9 +157,6 @@ def _llama_config(metadata: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 def _llama_weights(path: Path, config: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of the file by their name there, float32, as Transformers has them."""
-    from transformers.integrations.gguf import GgufHeader, load_gguf_state_dict  # noqa: PLC0415
-    from transformers.integrations.gguf.dequant import dequantize  # noqa: PLC0415
-
     header = GgufHeader.from_file(str(path))
     found = {}
     for info, (name, lazy) in zip(
@@ -171,7 +178,7 @@ def _in_halves(part: torch.Tensor, heads: int) -> torch.Tensor:
 
     In the file the two that are rotated together follow one another.
     """
-    pairs = part.unflatten(0, (heads, -1, 2))
+    pairs = part.view(heads, -1, 2, *part.shape[1:])
     return pairs.transpose(1, 2).reshape(part.shape)
 
 

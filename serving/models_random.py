@@ -2,7 +2,7 @@
 
 Their weights are drawn widely enough that each token of a context shows in the logits, so that one
 wrong slot is seen. The full layers are neither first nor last: what any pool holds reaches the
-logits through the others.
+logits through the others. Importing this module imports Transformers, which takes seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+import transformers
 
 from radixtide.serving.errors import ModelUnusable
 from radixtide.serving.tokens import BYTE_VOCABULARY, END_OF_TEXT, END_OF_TURN
@@ -39,19 +40,15 @@ def random_model(name: str, seed: int, dtype: torch.dtype) -> Any:
     Raises:
         ModelUnusable: there is no random model of that name.
     """
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415  # takes seconds
-
     config = _config(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        build: Any = AutoModelForCausalLM.from_config
+        build: Any = transformers.AutoModelForCausalLM.from_config
         model = build(config, dtype=torch.float32)
     return model.to(dtype)
 
 
 def _config(name: str) -> Any:
-    import transformers  # noqa: PLC0415  # takes seconds
-
     if name == "llama":
         return transformers.LlamaConfig(**_SHAPE, head_dim=16)
     if name == "gemma3":

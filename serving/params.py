@@ -78,3 +78,11 @@ def _real(name: str, value: Any) -> None:
 def is_whole(value: Any) -> bool:
     """Return whether a value that a client gave is an integer, and no truth value."""
     return value.__class__ is not bool and isinstance(value, Integral)
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value that a client gave is None or text that can be written down."""
+    if value is None:
+        return True
+    # A lone half of a surrogate pair is in no encoding.
+    return isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)

@@ -102,6 +102,17 @@ class PoolCache:
         first, second = pool.buffers[at]
         return self.read(first, places, 0), self.read(second, places, 1)
 
+    def get_query_offset(self, layer: int = 0) -> int:
+        """Return the position of a pass's first token: 0.
+
+        A model asks only where it is given no mask, which is where a text begins.
+        """
+        return 0
+
+    def get_mask_sizes(self, count: int, layer: int = 0) -> tuple[int, int]:
+        """Return how many keys `count` tokens that begin a text read, and the first position."""
+        return count, 0
+
     def write(self, buffer: torch.Tensor, places: Places, new: torch.Tensor) -> None:
         """Write `new`, (B, heads, T, dim), to the slots of the new tokens."""
         buffer.index_copy_(0, places.write, new.transpose(1, 2).flatten(0, 1))
@@ -113,7 +124,7 @@ class PoolCache:
         """
         found = self.scratch.take(part, buffer, len(places.read))
         torch.index_select(buffer, 0, places.read, out=found)
-        return found.unflatten(0, (self.rows, -1)).transpose(1, 2)
+        return found.view(self.rows, -1, *buffer.shape[1:]).transpose(1, 2)
 
     # -- what layers with a recurrence ask --------------------------------------------
 

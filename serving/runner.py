@@ -71,7 +71,8 @@ class ModelRunner:
         """
         check_rows(rows, self.model, self._sizes)
         outcomes: list[Outcome] = [Outcome(lost=True)] * len(rows)
-        together, alone = [], []
+        together: list[int] = []
+        alone: list[int] = []
         for at, row in enumerate(rows):
             (together if len(row.tokens) == 1 and self._has_arrived(row) else alone).append(at)
         with torch.inference_mode():
@@ -189,11 +190,14 @@ class ModelRunner:
             torch.from_numpy(read.reshape(-1)).to(device), torch.from_numpy(write).to(device)
         )
 
-    def _mask(self, rows: list[Row], lengths: list[int], window: int | None) -> torch.Tensor:
+    def _mask(self, rows: list[Row], lengths: list[int], window: int | None) -> torch.Tensor | None:
         device, row = self.model.device, rows[0]
         if len(row.tokens) == 1:
             # All that a single token reads it may see.
             return masks.padded(torch.tensor(lengths, device=device), max(lengths))
+        if row.start == 0 and (window is None or len(row.tokens) <= window):
+            # None is plainly causal, which attention has a quicker way for.
+            return None
         if window is None:
             return masks.causal(row.start, len(row.tokens), device)
         first = self._window_begin(row)

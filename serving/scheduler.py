@@ -79,11 +79,17 @@ class Pass:
         self.works = works
         self.outcomes: list[Outcome] = []
         self.drawn: list[Token | None] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.over = False
 
-    def compute(self, runner: Runner) -> None:
-        """Run in the worker thread: compute, and draw the next tokens."""
+    def run(self, runner: Runner) -> None:
+        """Run in the worker thread; whatever the model raises there is the failure of this pass."""
+        try:
+            self._compute(runner)
+        except BaseException as error:  # noqa: BLE001 - nobody interrupts this thread
+            self.error = error
+
+    def _compute(self, runner: Runner) -> None:
         self.outcomes = runner.forward([work.row for work in self.works])
         for work, outcome in zip(self.works, self.outcomes, strict=True):
             drawn = None
@@ -203,12 +209,10 @@ class Scheduler:
     async def _forward(self, current: Pass) -> None:
         try:
             loop = asyncio.get_running_loop()
-            future = loop.run_in_executor(self._thread, current.compute, self._runner)
+            future = loop.run_in_executor(self._thread, current.run, self._runner)
             # Its slots are being written to until it is over, whatever becomes of the scheduler.
             with anyio.CancelScope(shield=True):
                 await future
-        except Exception as error:  # noqa: BLE001 - a model may raise anything
-            current.error = error
         finally:
             current.over = True
             self._board.wake.set()

@@ -149,11 +149,6 @@ class Sequence:
         return self.req.key(self.length - 1) if self.length > 1 else None
 
     @property
-    def whole_key(self) -> RadixKey:
-        """The key of all that it has."""
-        return self.req.key()
-
-    @property
     def prefills(self) -> bool:
         """Whether more than its newest token is still to be computed."""
         return self.computed < self.length - 1 or self.length == self.prompt_len

@@ -19,9 +19,9 @@ class Shape:
     ``page``: tokens a page. ``full_size``, ``window_size``, ``state_size``: slots of the pools.
     ``window``: tokens that sliding attention sees, None where the model has none; ``reach``: that
     in whole pages, 0 where none. ``states``: slots of states that a request has, 0 where the model
-    has none; ``grid``: a state can be kept at multiples of it. ``has_ring``: states are kept in the
-    slots of a ring; else the working state is what is kept. ``loads``, ``fetches``: whether there
-    is a host tier, and a storage.
+    has none; ``grid``: a state can be kept at multiples of it, 0 likewise. ``has_ring``: states are
+    kept in the slots of a ring; else the working state is what is kept. ``loads``, ``fetches``:
+    whether there is a host tier, and a storage.
     """
 
     page: int
@@ -60,7 +60,7 @@ class Shape:
                     f"pools.swa.size: {pools.swa.size} slots are too few: one request may need "
                     f"{least} (two windows in whole pages, and two pages)"
                 )
-        states, grid, ring, state_size = 0, 1, False, 0
+        states, grid, ring, state_size = 0, 0, False, 0
         if ComponentType.MAMBA in names and pools.mamba is not None:
             ring = pools.mamba.extra_buffer
             states = 3 if ring else 1
@@ -105,18 +105,22 @@ class Shape:
 def chunk_end(start: int, total: int, most: int, grid: int, marks: Iterable[int] = ()) -> int:
     """Return where a chunk ends that begins at `start`: at most `most` tokens on, and at `total`.
 
-    Where states are kept at multiples of `grid`, it ends at such a multiple if there is one within
-    its reach: the first of `marks` (lengths at which a state is worth keeping), else the last.
-    With a `grid` of 1 that is any length.
+    Where states are kept (at multiples of `grid`, 0: nowhere), it ends at such a multiple if there
+    is one within its reach: the first of `marks` (lengths at which a state is worth keeping), else
+    the last one before `total`. At `total` itself a state is of no use to the same prompt again, of
+    which the last token is always computed.
 
-    >>> chunk_end(0, 100, 512, 1), chunk_end(0, 100, 512, 64), chunk_end(64, 100, 512, 64)
-    (100, 64, 100)
+    >>> chunk_end(0, 100, 512, 0), chunk_end(0, 128, 512, 64), chunk_end(64, 128, 512, 64)
+    (100, 64, 128)
     """
     end = min(total, start + most)
+    if not grid:
+        return end
     for mark in sorted(marks):
         if start < mark <= end and not mark % grid:
             return mark
-    last = end - end % grid
+    last = min(end, total - 1)
+    last -= last % grid
     return last if last > start else end
 
 

@@ -92,7 +92,8 @@ class JournalReader(Iterator[Record]):
         self.position = len(MAGIC)
         payload = self._read_frame()
         if payload is None:
-            raise InvalidInput(f"{self._name} is a journal without a header: {self.torn}")
+            told = f": {self.torn}" if self.torn else ", and nothing behind its first bytes"
+            raise InvalidInput(f"{self._name} is a journal without a header{told}")
         header = self._decode(payload)
         if not isinstance(header, Header) or header.version != VERSION:
             raise InvalidInput(

@@ -63,7 +63,6 @@ def test_many_threads_serve_requests_at_once_and_leave_nothing(
     served: list[str] = []
 
     with blocking_cache(config) as cache:
-        rows = threading.Lock()
 
         def serve(number: int) -> None:
             dice = random.Random(number)
@@ -71,8 +70,7 @@ def test_many_threads_serve_requests_at_once_and_leave_nothing(
                 shared = tokens(8, start=1000 * dice.randrange(3))
                 own = tokens(dice.randrange(1, 9), start=100_000 * number + 100 * turn)
                 req = Request(rid=f"{number}-{turn}", origin_input_ids=[*shared, *own])
-                with rows:
-                    req.req_pool_idx = cache.req_to_token_pool.alloc()
+                req.req_pool_idx = cache.req_to_token_pool.alloc()
                 key = req.key(len(shared) + len(own) - 1)
                 with cache.prefetch(key) as fetch:
                     fetch.wait()

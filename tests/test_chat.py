@@ -16,8 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from radixtide.cli.chat_talkers import ServerRefused, Taken
 from radixtide.cli.main import app

@@ -397,8 +397,9 @@ def test_a_test_can_be_run_by_pytest_from_its_file(failing: tuple[Result, Path])
 
 def test_what_is_not_to_be_made_small_is_drawn_again_by_its_test() -> None:
     with states_are_not_locked():
-        result = call(*PLANTED, "--no-shrink", "--json")
+        result = call(*PLANTED, "--no-shrink", "--json", "--seed-seconds", 300)
     assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].endswith(" --seed-seconds 300")
     data = json.loads(result.stdout)
     assert data["failed"][0] == data["failures"][0]["seed"] == 0
     assert data["violations"] >= len(data["failed"]) == len(data["failures"])

@@ -1,13 +1,14 @@
-"""The feed of the live page: looked at once for all, no more often than allowed, no secret in it."""
+"""The feed of the live page: one look for all, no more often than allowed, no secret in it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import httpx
 import pytest
 
 from radixtide.actors.cache import UnifiedRadixCache
@@ -19,7 +20,10 @@ from radixtide.serving.models import LoadedModel, load_model
 from radixtide.serving.params import SamplingParams
 from radixtide.tree.key import RadixKey
 from support.caches import store
+from support.server import ThreadedServer
+from support.servers import wait_for
 
+QUICK_SERVER = ServerConfig(port=0)
 QUICK = ServerConfig(live_interval_s=0.01, live_share_max=1000.0)
 Frame = dict[str, Any]
 
@@ -68,7 +72,7 @@ async def test_the_first_frame_has_the_whole_tree(model: LoadedModel) -> None:
         feed = Feed(QUICK, lambda: engine, model=lambda: "its name")
         first = read(await anext(feed.frames()))
         now, tree = first["now"], first["tree"]
-        assert (now["phase"], now["model"], now["viewers"]) == ("ready", "its name", 1)
+        assert (now["phase"], now["model"]) == ("ready", "its name")
         assert tree["nodes_total"] == now["nodes"] == len(tree["nodes"])
         assert now["totals"]["computed"] == 40
         assert [(one["prompt"], one["output"]) for one in now["ended"]] == [(40, 4)]
@@ -118,7 +122,6 @@ async def test_all_who_watch_get_the_same_frames_for_one_look_each(model: Loaded
         assert len(made) <= 10
         assert all(seen == sorted(set(seen)) for seen in numbers)
         assert feed.looks <= len(made)
-        assert feed.viewers == 0
 
 
 async def test_nothing_is_looked_at_while_nobody_watches(model: LoadedModel) -> None:
@@ -131,7 +134,7 @@ async def test_nothing_is_looked_at_while_nobody_watches(model: LoadedModel) -> 
         await frames.aclose()
         looks = feed.looks
         await answer(engine, [2] * 40)
-        assert (feed.looks, feed.viewers) == (looks, 0)
+        assert feed.looks == looks
 
 
 async def test_when_the_one_who_looks_goes_away_another_takes_over(model: LoadedModel) -> None:
@@ -159,7 +162,6 @@ async def test_when_the_one_who_looks_goes_away_another_takes_over(model: Loaded
         await reach(2, seen[2] + 3)
         watching[2].cancel()
         await asyncio.gather(watching[2], return_exceptions=True)
-        assert feed.viewers == 0
 
 
 async def test_a_look_that_costs_much_is_taken_less_often(model: LoadedModel) -> None:
@@ -227,17 +229,39 @@ async def test_it_ends_when_the_server_does(model: LoadedModel) -> None:
         phases.append("stopping")
         left = [frame async for frame in frames]
         assert len(left) <= 1
-        assert feed.viewers == 0
 
 
-async def test_only_so_many_may_watch(model: LoadedModel) -> None:
-    async with opened(model) as engine:
-        feed = Feed(ServerConfig(live_viewers_max=2), lambda: engine)
-        first, second = feed.frames(), feed.frames()
-        await anext(first)
-        assert not feed.full
-        await anext(second)
-        assert feed.full
-        await first.aclose()
-        assert not feed.full
-        await second.aclose()
+@contextmanager
+def watching(server: ThreadedServer) -> Iterator[httpx.Response]:
+    """Open the feed for the length of the block."""
+    with (
+        httpx.Client(trust_env=False, timeout=30.0) as client,
+        client.stream("GET", f"{server.url}/live") as answer,
+    ):
+        yield answer
+
+
+def test_only_so_many_may_watch_and_who_leaves_makes_room(model: LoadedModel) -> None:
+    config = ServerConfig(port=0, live_viewers_max=2, live_interval_s=0.05)
+    with ThreadedServer(config, model=model, tokens=2048) as server, watching(server) as first:
+        with watching(server) as second, watching(server) as third:
+            assert [one.status_code for one in (first, second, third)] == [200, 200, 503]
+            assert any('"viewers":2' in line for line in first.iter_lines())
+
+        def has_room() -> bool:
+            with watching(server) as another:
+                return another.status_code == 200
+
+        wait_for(has_room, "nobody makes room")
+
+
+def test_the_page_may_load_nothing_from_elsewhere_and_sits_in_no_frame(model: LoadedModel) -> None:
+    with ThreadedServer(QUICK_SERVER, model=model, tokens=2048) as server:
+        for path in ("/", "/page.js", "/page.css", "/page_tree.js"):
+            answer = server.get(path)
+            assert answer.status_code == 200
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "frame-ancestors 'none'" in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        assert server.get("/page_nothing.js").status_code == 404

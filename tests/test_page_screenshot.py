@@ -25,10 +25,10 @@ from radixtide.serving.params import SamplingParams
 from support.browser import browser, page
 from support.server import MODEL, ThreadedServer
 
-WORDS: Final = (
+TEXT: Final = (
     "the cache keeps what prompts share and a request computes only what is new when memory is "
     "short the coldest go to the host and from there to storage where another server finds them"
-).split()
+)
 SYSTEMS: Final = (150, 90, 60, 30)
 """Words of the system prompts; each user talks under one of them."""
 USERS: Final = 16
@@ -49,7 +49,7 @@ class Scene:
 
     def text(self, count: int) -> str:
         """Return so many words."""
-        return " ".join(self.dice.choices(WORDS, k=count)) + ". "
+        return " ".join(self.dice.choices(TEXT.split(), k=count)) + ". "
 
     async def play(self, requests: int) -> None:
         """Answer that many requests."""
@@ -95,7 +95,12 @@ def test_the_page_can_be_pictured(tmp_path: Path) -> None:
     with (
         browser() as chromium,
         ThreadedServer(ServerConfig(port=0), cache=cache, model=model) as server,
-        page(chromium, color_scheme="light", viewport={"width": 1440, "height": 1040}) as shown,
+        page(
+            chromium,
+            color_scheme="light",
+            viewport={"width": 1440, "height": 1040},
+            reduced_motion="no-preference",
+        ) as shown,
     ):
         shown.set_default_timeout(300_000)
         shown.goto(server.url)

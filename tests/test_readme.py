@@ -7,9 +7,13 @@ import subprocess
 import sys
 from types import FunctionType
 
+from typer.main import get_group
+
 import radixtide
 from radixtide.cli import replay as replay_module
+from radixtide.cli.main import app
 from radixtide.cli.replay import replay
+from radixtide.cli.session_record import BARS, Case
 from radixtide.configs.schema import FullPoolConfig, PoolsConfig
 from support.rooms import ROOT
 
@@ -77,9 +81,32 @@ def test_every_target_that_is_named_is_in_the_makefile() -> None:
     assert [target for target in targets if f"\n{target}:" not in makefile] == []
 
 
-def test_every_flag_that_is_listed_is_an_option_of_replay() -> None:
-    flags = set(re.findall(r"^\| `(--[\w-]+)", README, flags=re.MULTILINE))
+def test_every_flag_of_replay_is_told_and_no_other() -> None:
+    page = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8")
+    flags = set(re.findall(r"`(--[\w-]+)", page))
     options = set(re.findall(r"--[\w-]+", inspect.getsource(replay_module)))
     names = {f"--{name.replace('_', '-')}" for name in inspect.signature(replay).parameters}
     assert {"--json", "--report", "--sequential"} <= flags
-    assert flags <= options | names
+    assert flags - {"--no-uvloop"} == (options | names) - {"--trace", "--holds-bytes"}
+
+
+def test_every_command_that_is_shown_is_one() -> None:
+    shown = set(
+        re.findall(r"^(?:\$ )?radixtide (\w+)|`radixtide (\w+)", README, flags=re.MULTILINE)
+    )
+    commands = {first or second for first, second in shown}
+    known = set(get_group(app).commands)
+    assert {"replay", "simulate", "plan"} <= commands
+    assert commands <= known
+
+
+def test_the_figures_of_the_session_are_within_what_is_promised() -> None:
+    row = r"^\| (.+?) \| ([\d.]+) s \| ([\d.]+) % \|"
+    rows = {name: (float(a), float(b)) for name, a, b in re.findall(row, README, re.MULTILINE)}
+    cold, _ = rows["new: cold"]
+    cases = {"cached on the device": Case.DEVICE, "in host memory only": Case.HOST}
+    assert len(rows) == 4
+    for name, (seconds, share) in rows.items():
+        assert abs(100 * seconds / cold - share) < 1, name
+        if name in cases:
+            assert share <= 100 * BARS[cases[name]], name

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import islice
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
 from radixtide.configs.errors import ConfigError
+from radixtide.serving.config import EngineConfig
+from radixtide.serving.errors import EngineFailed
+from radixtide.serving.http.app import make_app
 from radixtide.serving.http.config import ServerConfig
-from radixtide.serving.http.server import open_socket, url_of
-from support.server import MODEL, ThreadedServer, raw, read_answer
+from radixtide.serving.http.server import open_socket, until_over, url_of
+from support.server import MODEL, ThreadedServer, raw, read_answer, request_bytes
 from support.servers import wait_for
 
 ENDLESS: dict[str, Any] = {
@@ -122,3 +127,77 @@ def test_the_url_of_a_socket() -> None:
         pytest.skip("this machine has no IPv6")
     with six:
         assert url_of(six) == f"http://[::1]:{six.getsockname()[1]}"
+
+
+def test_an_engine_that_has_failed_is_told_and_ends_the_server() -> None:
+    with ThreadedServer() as server:
+        engine = server.engine
+        assert engine is not None
+        stream = iter(server.openai.completions.create(**ENDLESS))
+        next(stream)
+
+        async def fail() -> None:
+            assert engine._task is not None
+            engine._task.cancel()
+            await asyncio.wait((engine._task,))
+
+        server.call(fail)
+        assert server.get("/health").status_code == 503
+        assert server.get("/health").json() == {"status": "failed"}
+        refused = server.post("/v1/completions", {"model": MODEL, "prompt": "x"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "failed"
+        with pytest.raises(EngineFailed, match="nothing is served any more"):
+            server.call(lambda: until_over(server.server, engine))
+        with pytest.raises(openai.APIError, match="send the request again"):
+            list(stream)
+
+
+def test_nothing_blocks_the_loop(no_blocking: None) -> None:
+    with ThreadedServer() as server:
+        long = {"model": MODEL, "prompt": "a long one " * 400, "max_tokens": 3}
+        assert server.post("/v1/completions", long).status_code == 200
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        assert server.post("/v1/chat/completions", {**asked, "n": 2}).status_code == 200
+        chunks = list(server.openai.completions.create(**{**ENDLESS, "max_tokens": 5}))
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert server.post("/admin/flush", {"tier": "device"}).status_code == 200
+        for path in ("/", "/health", "/stats", "/metrics", "/v1/models"):
+            assert server.get(path).status_code == 200
+        server.assert_clean()
+
+
+def test_an_application_can_be_made_before_there_is_a_loop() -> None:
+    app = make_app()
+    assert app.state.service.phase == "loading"
+
+
+def test_a_stream_that_waits_long_shows_that_it_lives() -> None:
+    engine = EngineConfig(max_running=1)
+    with ThreadedServer(ServerConfig(port=0, heartbeat_s=0.02), engine) as server:
+        running = server.openai.completions.create(**ENDLESS)
+        next(iter(running))
+        body = {"model": MODEL, "prompt": "in line", "max_tokens": 2, "stream": True}
+        with raw(server) as waiting:
+            waiting.sendall(request_bytes("/v1/completions", msgspec.json.encode(body)))
+            data = b""
+            while data.count(b": still at it\n\n") < 3:
+                data += waiting.recv(4096)
+            assert b"data:" not in data
+            running.close()
+            while b"[DONE]" not in data:
+                data += waiting.recv(4096)
+        server.assert_clean()
+
+
+def test_only_clients_that_left_too_early_are_counted_as_gone() -> None:
+    with ThreadedServer() as server:
+        for _ in range(3):
+            list(server.openai.completions.create(**{**ENDLESS, "max_tokens": 3}))
+        server.post("/v1/completions", {"model": MODEL, "prompt": "whole", "max_tokens": 2})
+        assert "radixtide_clients_gone_total 0.0" in server.get("/metrics").text
+        stream = server.openai.completions.create(**ENDLESS)
+        next(iter(stream))
+        stream.close()
+        server.assert_clean()
+        assert "radixtide_clients_gone_total 1.0" in server.get("/metrics").text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,26 @@ def test_a_tokenizer_whose_words_depend_on_their_place_is_read_right() -> None:
     reader = Detokenizer(MarkTokenizer())  # type: ignore[arg-type]  # it takes any list
     assert [reader.push(one) for one in (1, 2, 3)] == ["w1", " w2", " w3"]
     assert reader.flush() == ""
+
+
+def test_a_vocabulary_whose_tokens_cut_characters_is_read_right() -> None:
+    text = "Grüße aus 東京, \U0001f600\U0001f600 and naïve café, ẞ and 한국어. " * 3
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    # So few merges that most characters beyond ASCII are cut, somewhere.
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=290,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator([text], trainer)
+    ids = library.encode(text).ids
+    assert any(BROKEN in library.decode([one]) for one in ids)
+    reader = Detokenizer(library)
+    found = [*(reader.push(one) for one in ids), reader.flush()]
+    assert "".join(found) == text
+    assert not any(BROKEN in piece for piece in found)
 
 
 def test_tokens_without_text_are_forgotten_in_time() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from radixtide.configs.schema import StorageConfig
 from radixtide.serving.config import EngineConfig
@@ -25,11 +27,21 @@ def subject(request: pytest.FixtureRequest) -> Served:
     return served(request.param)
 
 
-async def storm(subject: Served, page: int, seed: int = 1, waves: int = 1) -> None:
-    """Let clients come in waves on pools too small for them, with a host tier below."""
+async def storm(subject: Served, page: int, seed: int = 1, waves: int = 1, **host: Any) -> None:
+    """Let clients come in waves on pools too small for them, with a host tier below.
+
+    `host`: fields of the host tier's configuration.
+    """
     config = subject.config(
-        tokens=384, window_tokens=256, page_size=page, states=40, state_chunk=16, host_ratio=4.0
+        tokens=256 if page < 64 else 512,
+        window_tokens=256,
+        page_size=page,
+        states=40,
+        state_chunk=16,
+        host_ratio=4.0,
     )
+    assert config.host is not None
+    config = replace(config, host=replace(config.host, **host))
     async with stage(subject, config, BUSY) as st:
         await st.ask_all(talkers(seed))
         assert st.total("retractions") > 0
@@ -58,6 +70,21 @@ async def storm(subject: Served, page: int, seed: int = 1, waves: int = 1) -> No
 @pytest.mark.parametrize("page", [1, 16, 64])
 async def test_crowds_on_small_pools_of_any_pages(subject: Served, page: int, seed: int) -> None:
     await storm(subject, page, seed, waves=3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"write_policy": "write_back"},
+        {"write_policy": "write_through_selective"},
+        {"layout": "page_first", "load_back_threshold": 0},
+        {"load_back_quota": 64, "jobs_max": 2},
+    ],
+    ids=str,
+)
+async def test_crowds_on_any_host_tier(subject: Served, host: dict[str, Any]) -> None:
+    await storm(subject, 16, 30, **host)
 
 
 async def test_a_crowd_on_small_pools(subject: Served) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from support.serving_models import RANDOM, served
@@ -60,3 +62,12 @@ async def test_a_slip_at_a_request_that_goes_is_found(
     slip.plant(monkeypatch)
     wrong = await leave(subject)
     assert slip.is_told(wrong), wrong
+
+
+def test_the_page_lists_each_slip_that_is_planted() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "equality.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.count("|") == 3]
+    told = {(row[1].strip(), row[2].strip()) for row in rows}
+    groups = {"runner": RUNNER, "cache": CACHE, "scheduler": (*SCHEDULER, *EARLY)}
+    planted = {(where, slip.name) for where, group in groups.items() for slip in group}
+    assert {row for row in told if row[0] in groups} == planted

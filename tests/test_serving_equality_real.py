@@ -10,7 +10,8 @@ from radixtide.configs.schema import StorageConfig
 from support.serving_models import REAL, served
 from support.serving_storm import Ask, stage
 
-pytestmark = pytest.mark.slow
+# Its passes take seconds where others use the machine, too.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SYSTEM = "You are a helpful guide who answers in one short sentence and always names the city."
 
@@ -38,7 +39,7 @@ async def test_the_real_model_answers_the_same_from_every_tier(tmp_path: Path) -
         await st.ask(Ask("from host", second, 4))
         assert st.reports["from host"].cached_host >= 16
         st.check(compared=18)
-        assert await st.check_at_rest() > 32
+        assert await st.check_at_rest("from host") >= 32
         await st.engine.drain()
     async with stage(subject, config) as st:
         await st.ask(Ask("restarted", first, 4))

@@ -170,7 +170,7 @@ async def test_what_another_namespace_has_changes_no_answer(subject: Served) -> 
         await b.hand.serve("theirs again", BASE, tokens=3, salt="theirs")
         # As if theirs were of other weights: whoever reads it answers differently.
         for memory in b.cache.memory.values():
-            for layer in memory.parts():  # type: ignore[union-attr]  # every pool has bytes here
+            for layer in memory.parts():
                 for part in layer:
                     part.fill_(3.0)
         b.hand.records.said.clear()

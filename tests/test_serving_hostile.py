@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from radixtide.configs.errors import Busy, PinRefused, RadixtideError
-from radixtide.configs.schema import HostConfig, LimitsConfig, StorageConfig
+from radixtide.configs.schema import CacheConfig, HostConfig, LimitsConfig, StorageConfig
 from radixtide.serving.config import EngineConfig
 from radixtide.serving.engine import Engine
 from radixtide.serving.errors import Overloaded
@@ -225,11 +225,16 @@ class Crowd:
 
 
 async def storm(
-    cache: Any, seed: int, components: Sequence[str], clients: int = 20, rounds: int = 20
+    cache: Any,
+    seed: int,
+    components: Sequence[str],
+    clients: int = 20,
+    rounds: int = 20,
+    config: EngineConfig = CONFIG,
 ) -> Counter[str]:
     """Let a crowd at an engine; return what it did."""
     dice = random.Random(seed)
-    async with Engine(TallyModel(), cache, CONFIG, make_runner=make_runner) as engine:
+    async with Engine(TallyModel(), cache, config, make_runner=make_runner) as engine:
         crowd = Crowd(engine, dice, components)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # of those that are dropped
@@ -279,6 +284,35 @@ async def test_nor_do_they_under_light_faults(
         await storm(cache, simulated_seed, components, rounds=0)
 
 
+def drawn(seed: int, components: Sequence[str]) -> tuple[CacheConfig, EngineConfig]:
+    """Return limits of all sizes, down to one."""
+    dice = random.Random(-seed)
+    page = dice.choice((1, 2, 4, 8))
+    cache = engine_config_of_cache(
+        components,
+        page_size=page,
+        pages=dice.randrange(100, 200) // page,
+        window_pages=dice.randrange(80, 200) // page,
+        states=dice.randrange(12, 30),
+        host=dice.choice((None, HOST, HOST)),
+        limits=LIMITS,
+        pin_budget=dice.choice((0, 40)),
+    )
+    engine = EngineConfig(
+        max_running=dice.choice((1, 2, 3, 8)),
+        queue_max=dice.choice((0, 3, 12, 50)),
+        step_tokens=dice.choice((1, 2, 8, 32, 500)),
+        chunk_tokens=dice.choice((1, 3, 8, 12, 100)),
+        reserve_tokens=dice.choice((0, 2, 16)),
+        look_max=dice.choice((1, 4, 32)),
+        retries_max=30,
+        release_tries_max=200,
+        layerwise_loads=False,
+        overtakes_max=dice.choice((0, 1, 3, 16)),
+    )
+    return cache, engine
+
+
 @pytest.mark.nightly
 @pytest.mark.simulated(seeds=range(100, 130))
 @KINDS
@@ -287,6 +321,17 @@ async def test_clients_that_behave_badly_hurt_nobody_on_many_seeds(
 ) -> None:
     async with faulty_cache(small(components)) as cache:
         await storm(cache, simulated_seed, components, clients=30, rounds=40)
+
+
+@pytest.mark.nightly
+@pytest.mark.simulated(seeds=range(100, 130))
+@KINDS
+async def test_nor_do_they_with_limits_of_all_sizes(
+    faulty_cache: Any, simulated_seed: int, components: tuple[str, ...]
+) -> None:
+    config, limits = drawn(simulated_seed, components)
+    async with faulty_cache(config) as cache:
+        await storm(cache, simulated_seed, components, rounds=0, config=limits)
 
 
 @pytest.mark.nightly

@@ -187,7 +187,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+    make: Any = PreTrainedTokenizerFast
+    tokenizer = make(tokenizer_object=backend, eos_token="<|end|>")
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
         "{% endif %}{{ m.role }}:{{ m.content }}\n{% endfor %}assistant:"
@@ -267,7 +268,7 @@ def write_gguf(path: Path, architecture: str = "llama", kind: str = "F32", **ext
     for block in range(2):
         shapes |= {f"blk.{block}.{name}": shape for name, shape in IN_BLOCKS.items()}
     for name, shape in (shapes | extra).items():
-        part = draw.normal(0, 0.1, shape).astype(np.float32)
+        part = np.asarray(draw.normal(0, 0.1, shape), dtype=np.float32)
         if len(shape) == 1 or kind == "F32":
             writer.add_tensor(f"{name}.weight", part)
         else:
@@ -298,7 +299,7 @@ def test_a_llama_in_a_file_is_what_transformers_makes_of_it(tmp_path: Path, kind
         tmp_path, gguf_file="tiny.gguf", dtype=torch.float32
     )
     assert torch.equal(logits(model.model), logits(other))
-    assert (model.name, model.family, model.eos_ids) == ("tiny", "llama", {258})
+    assert (model.name, model.family, [*model.eos_ids]) == ("tiny", "llama", [258])
     assert (model.vocabulary, model.max_context) == (259, 256)
     tokens = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
     for text in ("abc ab\n", "naïve 日本 12345"):

@@ -44,7 +44,7 @@ def test_a_chat_has_marks_about_each_turn() -> None:
 def test_the_real_model_has_its_tokenizer_and_template() -> None:
     model = served(REAL).model
     tokenizer = model.tokenizer
-    assert (model.vocabulary, model.max_context, model.eos_ids) == (49152, 8192, {2})
+    assert (model.vocabulary, model.max_context, [*model.eos_ids]) == (49152, 8192, [2])
     text = "naïve 日本, ok?\n\tx"
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text

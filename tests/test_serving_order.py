@@ -71,8 +71,8 @@ def test_nobody_is_overtaken_more_often_than_the_limit(limit: int, cached: list[
 
 
 def test_without_states_a_chunk_is_as_long_as_it_may_be() -> None:
-    assert chunk_end(0, 100, 512, 1) == 100
-    assert chunk_end(0, 1000, 512, 1) == 512
+    assert chunk_end(0, 100, 512, 0) == 100
+    assert chunk_end(0, 1000, 512, 0) == 512
 
 
 def test_a_chunk_ends_where_a_state_can_be_kept() -> None:
@@ -80,6 +80,12 @@ def test_a_chunk_ends_where_a_state_can_be_kept() -> None:
     assert chunk_end(448, 1000, 500, 64) == 896
     assert chunk_end(896, 1000, 500, 64) == 960
     assert chunk_end(960, 1000, 500, 64) == 1000
+
+
+def test_the_same_prompt_again_finds_a_state_though_its_last_token_is_held_back() -> None:
+    assert chunk_end(0, 128, 500, 64) == 64
+    assert chunk_end(64, 128, 500, 64) == 128
+    assert chunk_end(0, 10, 500, 1) == 9
 
 
 def test_a_chunk_that_reaches_no_such_place_is_as_long_as_it_may_be() -> None:
@@ -97,7 +103,7 @@ def test_a_chunk_ends_at_the_first_length_worth_a_state() -> None:
 @given(
     st.integers(1, 300),
     st.integers(1, 100),
-    st.sampled_from((1, 4, 16, 64)),
+    st.sampled_from((0, 1, 4, 16, 64)),
     st.lists(st.integers(0, 320), max_size=4),
 )
 def test_chunks_cover_a_prompt_and_never_skip_its_last_place(
@@ -109,9 +115,9 @@ def test_chunks_cover_a_prompt_and_never_skip_its_last_place(
         assert at < end <= min(total, at + most)
         ends.append(end)
         at = end
-    last = total - total % grid
-    if last:
-        assert last in ends
+    for last in (total, total - 1) if grid else ():
+        if last // grid:
+            assert last // grid * grid in ends or marks
 
 
 # -- shapes ----------------------------------------------------------------------------------------

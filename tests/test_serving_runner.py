@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 import torch
@@ -88,7 +90,11 @@ def test_only_the_slots_of_the_new_tokens_are_written(table: Table) -> None:
     table.forward(table.row(text, 80))
     before = [part.clone() for part in table.parts()]
     table.forward(table.row(text, 50))
-    written = {"full": text.slots[80:], "swa": text.window_slots[80:], "mamba": [text.state]}
+    written: dict[str, Any] = {
+        "full": text.slots[80:],
+        "swa": text.window_slots[80:],
+        "mamba": [text.state],
+    }
     at = 0
     for name, pool in table.cache.memory.items():
         for part in (part for layer in pool.parts() for part in layer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from radixtide.cli.main import app
+from radixtide.cli.session_progress import SessionProgress
 from radixtide.cli.session_record import BARS, Ask, Case, SessionResult, summaries
 from radixtide.cli.session_run import SessionOptions, run_session
 from radixtide.cli.session_script import name_of, question, system_prompt
 from radixtide.cli.session_view import as_page, token_rows
 from radixtide.serving.models import load_model
+from support.rooms import ROOT
 from support.serving_models import REAL, served
 
 PAGE_SIZE = 16
@@ -116,6 +119,8 @@ def test_on_the_real_model_warm_and_loaded_prompts_take_a_small_part_of_a_cold_o
     result = run_session(options, lambda _: None, model)
     assert result.problems == []
     assert result.shared_tokens >= 1000
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"the same {result.shared_tokens:,} tokens" in readme
     rows = {row.case: row for row in summaries(result.asks)}
     assert rows[Case.DEVICE].cached_device == rows[Case.HOST].cached_host
     for case, share in BARS.items():
@@ -212,6 +217,25 @@ def test_a_person_sees_the_tables_within_80_columns(monkeypatch: pytest.MonkeyPa
     for start in ("│ cold ", "│ on device ", "│ from host ", "│ from storage ", "│ second turn "):
         assert sum(line.startswith(start) for line in lines) == 2, start
     assert any("audit" in line and "sound" in line for line in lines)
+
+
+def test_an_interrupt_ends_it_with_130_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def interrupt(_: SessionProgress, what: str) -> None:
+        told.append(what)
+        if "Ben asks" in what:
+            assert list(tmp_path.glob("radixtide-session-*"))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(SessionProgress, "step", interrupt)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = call("--model", "random:llama", "--prompt-tokens", 64, "--samples", 1)
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "Ben asks" in told[-1]
+    assert list(tmp_path.glob("radixtide-session-*")) == []
 
 
 def test_a_report_that_can_not_be_written_is_told_before_anything_is_loaded(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ QUICK: Final = (
     "a_repair_frees_what_callers_hold",
     "an_allocation_counts_its_rest",
     "a_failed_load_is_kept",
+    "a_child_is_named_after_the_first_page_above",
+    "a_fetch_that_brought_nothing_keeps_its_lock",
     "an_adapter_is_as_good_as_a_salt",
 )
 """Bugs that a few seeds find, of several kinds: those that every run of the suite looks for."""

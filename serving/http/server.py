@@ -153,7 +153,7 @@ async def serve(config: ServeConfig, tell: Tell) -> None:
         try:
             async with model_behind(config, app.state.service, server.ended) as engine:
                 tell(f"ready: {app.state.service.model_name}")
-                await _until_over(server, engine)
+                await until_over(server, engine)
         except StoppedWhileLoading:
             pass
         except Exception as error:  # noqa: BLE001 - raised below, when the server has ended
@@ -241,7 +241,7 @@ async def _load(config: ServeConfig, ended: anyio.Event) -> LoadedModel:
     return outcome.result()
 
 
-async def _until_over(server: Server, engine: Engine) -> None:
+async def until_over(server: Server, engine: Engine) -> None:
     """Return when the server has ended. Raises EngineFailed where the engine did so before."""
     while not server.ended.is_set():
         if engine.failed:

@@ -62,56 +62,66 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._quiet = True
+        self._over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
-                group.start_soon(self._beat, send)
-                await self._send_all(send, group)
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                )
+                await self._send_all(send)
+                # From here on a disconnect is only the answer's end.
+                self._over = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
                 group.cancel_scope.cancel()
         finally:
             if self._close is not None:
                 with anyio.CancelScope(shield=True):
                     await self._close()
 
-    async def _send_all(self, send: Send, group: anyio.abc.TaskGroup) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
-        with anyio.CancelScope() as work:
-            group.start_soon(self._end, work)
-            try:
-                async with aclosing(self._events) as events:
-                    async for part in events:
-                        self._quiet = False
-                        await send({"type": "http.response.body", "body": part, "more_body": True})
-            except Exception as error:  # noqa: BLE001 - the client is told, and the log
-                last = as_api_error(error).event()
-                await send({"type": "http.response.body", "body": last, "more_body": True})
-        if work.cancelled_caught:
-            last = ending().event()
-            await send({"type": "http.response.body", "body": last, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    async def _send_all(self, send: Send) -> None:
+        """Send all but the end; nothing is under way any more when it returns."""
+
+        async def tell(part: bytes) -> None:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._beat, tell)
+            with anyio.CancelScope() as work:
+                group.start_soon(self._end, work)
+                try:
+                    async with aclosing(self._events) as events:
+                        async for part in events:
+                            self._quiet = False
+                            await tell(part)
+                except Exception as error:  # noqa: BLE001 - the client is told, and the log
+                    await tell(as_api_error(error).event())
+            if work.cancelled_caught:
+                await tell(ending().event())
+            group.cancel_scope.cancel()
 
     async def _watch(self, receive: Receive, scope: anyio.CancelScope) -> None:
         """Cancel `scope` when the client is gone."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._service.metrics.gone.inc()
+        if not self._over:
+            self._service.metrics.gone.inc()
         scope.cancel()
 
     async def _end(self, work: anyio.CancelScope) -> None:
         await self._service.ended.wait()
         work.cancel()
 
-    async def _beat(self, send: Send) -> None:
+    async def _beat(self, tell: Callable[[bytes], Awaitable[None]]) -> None:
         """Send a comment where nothing else was sent for long: events are whole, so it may."""
         while True:
             self._quiet = True
             await anyio.sleep(self._service.config.heartbeat_s)
             if self._quiet:
-                await send({"type": "http.response.body", "body": BEAT, "more_body": True})
+                await tell(BEAT)
 
 
 async def unless_gone(

@@ -50,7 +50,8 @@ class JustInTime(CopyEngine):
         self.damage = False
 
     def submit(self, job: CopyJob) -> None:
-        if job.direction != "load" or job.layers is None:
+        gate = job.layers
+        if job.direction != "load" or gate is None:
             self.inner.submit(job)
             return
         self.loads += 1
@@ -62,7 +63,7 @@ class JustInTime(CopyEngine):
             wrong = {pool: digests + 1 for pool, digests in job.digests.items()}
             job = msgspec.structs.replace(job, digests=wrong)
         first: Future[None] = Future()
-        self._delay(job.layers, first)
+        self._delay(gate, first)
         self.inner.submit(msgspec.structs.replace(job, after=(*job.after, first)))
 
     def _delay(self, gate: LayerGate, first: Future[None]) -> None:

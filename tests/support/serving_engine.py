@@ -224,7 +224,11 @@ def engine_config_of_cache(
 
 
 class Bench:
-    """An engine with the tally model, and its runner. ``others``: answers that nobody reads."""
+    """An engine with the tally model, and its runner.
+
+    ``others``: answers that nobody reads. ``troubled``: the test lets something fail; in all others
+    no pass fails and no request has to be served anew.
+    """
 
     def __init__(
         self,
@@ -236,6 +240,7 @@ class Bench:
     ) -> None:
         self.components = components
         self.others: list[Generation] = []
+        self.troubled = False
         self.runner: TallyRunner
         self.engine = Engine(
             TallyModel(max_context),
@@ -261,6 +266,8 @@ class Bench:
         self.runner.let_on()
         if error is None:
             await nothing_is_held(self.engine)
+            stats = await self.engine.stats()
+            assert self.troubled or (stats.failed_steps, stats.retries) == (0, 0)
         await self.engine.__aexit__(kind, error, traceback)
 
     def ask(self, prompt: Sequence[int], count: int = 8, **options: Any) -> Generation:

@@ -20,9 +20,9 @@ RANDOM: Final = ("random:llama", "random:gemma3", "random:qwen3_next", "random:l
 REAL: Final = "smollm2"
 SOME: Final = (
     "random:gemma3",
-    "random:qwen3_next",
+    "random:lfm2",
     pytest.param("random:llama", marks=pytest.mark.nightly),
-    pytest.param("random:lfm2", marks=pytest.mark.nightly),
+    pytest.param("random:qwen3_next", marks=pytest.mark.nightly),
 )
 """Parameters of tests that cost more: two kinds each time, all of them every night."""
 
@@ -49,8 +49,10 @@ def served(spec: str) -> Served:
     """Load a model and measure it."""
     model = load_model(spec)
     reference = Reference(model.model)
-    length = 60 if spec == REAL else 170
-    return Served(model, reference, reference.spread(prompt(0, length)))
+    if spec == REAL:
+        # Each of its passes takes a tenth of a second and more.
+        return Served(model, reference, reference.spread(prompt(0, 40), (7, 16)))
+    return Served(model, reference, reference.spread(prompt(0, 170)))
 
 
 def prompt(seed: int, length: int) -> list[int]:

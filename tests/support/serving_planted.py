@@ -47,7 +47,7 @@ class Slip:
 
 LLAMA, GEMMA = "random:llama", "random:gemma3"
 QWEN, LFM = "random:qwen3_next", "random:lfm2"
-STATES: Final = (QWEN, LFM)
+STATES: Final = (LFM, QWEN)
 
 
 def _wrap(
@@ -287,7 +287,12 @@ SCHEDULER: Final = (
         _wrap(Planner, "_work", _wrong_ring),
     ),
     Slip("two slots of a row change places", (LLAMA,), _wrap(Planner, "_work", _slots_of_others)),
-    Slip("a retracted request loses a token", (LLAMA,), _wrap(Served, "begin", _drops_a_token)),
+    Slip(
+        "a retracted request loses a token",
+        (LLAMA,),
+        _wrap(Served, "begin", _drops_a_token),
+        "tokens of",
+    ),
 )
 
 
@@ -303,7 +308,6 @@ EARLY: Final = (
         "a request is ended while a pass computes it",
         (LLAMA, QWEN),
         _wrap(Scheduler, "_end_asked", _ends_at_once),
-        "tokens of",
         "let go",
     ),
 )

@@ -72,8 +72,10 @@ def judge(
     aborted, what it got until then.
     """
     verdict = Verdict()
-    for rid, prompt in prompts.items():
-        text = records.text(rid, prompt)
+    texts = {rid: records.text(rid, prompt) for rid, prompt in prompts.items()}
+    # The longest first: many others are beginnings of them.
+    for rid, text in sorted(texts.items(), key=lambda one: -len(one[1])):
+        prompt = prompts[rid]
         output = [int(token) for token in outputs.get(rid, ())]
         if len(text) < len(prompt) + len(output) - 1:
             verdict.wrong.append(f"{rid}: not all of its tokens were computed")

@@ -91,12 +91,14 @@ class Reference:
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return the logits of every position, float32, shape (T, vocabulary)."""
         key = tuple(int(token) for token in tokens)
-        found = self._logits.get(key)
-        if found is None:
-            self.forwards += 1
-            out = self.model(input_ids=torch.tensor([key]), use_cache=False)
-            found = self._logits[key] = out.logits[0].float()
-        return found
+        for known, found in self._logits.items():
+            # What comes later changes nothing of what was said before it.
+            if known[: len(key)] == key:
+                return found[: len(key)]
+        self.forwards += 1
+        out = self.model(input_ids=torch.tensor([key]), use_cache=False)
+        self._logits[key] = out.logits[0].float()
+        return self._logits[key]
 
     @torch.no_grad()
     def kept(self, tokens: Sequence[int]) -> Kept:
@@ -109,12 +111,12 @@ class Reference:
 
     # -- shapes alone ---------------------------------------------------------------------------
 
-    def spread(self, tokens: Sequence[int]) -> Spread:
+    def spread(self, tokens: Sequence[int], chunks: Sequence[int] = CHUNKS) -> Spread:
         """Measure how far chunks and batches alone take the model from its plain passes."""
         key = tuple(int(token) for token in tokens)
         plain, kept = self.logits(key), self.kept(key)
         logits = state = 0.0
-        for size in CHUNKS:
+        for size in chunks:
             said, left = self._pieces(key, self._cuts(len(key), size))
             logits = max(logits, largest(said, plain))
             state = max(state, apart(left, kept))
@@ -140,7 +142,9 @@ class Reference:
                 for layer, pair in cache.taken.items():
                     attention.setdefault(layer, []).append(pair)
                 start = end
-        states = [one for one in enumerate(cache.layers) if hasattr(one[1], "conv_states")]
+        states: list[tuple[int, Any]] = [
+            one for one in enumerate(cache.layers) if hasattr(one[1], "conv_states")
+        ]
         return torch.cat(said).float(), Kept(
             {
                 layer: (torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts]))
@@ -196,9 +200,9 @@ def apart(one: Kept, other: Kept) -> float:
     for layer, pair in one.attention.items():
         for mine, theirs in zip(pair, other.attention[layer], strict=True):
             worst = max(worst, largest(mine, theirs))
-    for mine, theirs in ((one.conv, other.conv), (one.ssm, other.ssm)):
-        for layer, tensor in mine.items():
-            worst = max(worst, largest(tensor, theirs[layer]))
+    for ours, others in ((one.conv, other.conv), (one.ssm, other.ssm)):
+        for layer, tensor in ours.items():
+            worst = max(worst, largest(tensor, others[layer]))
     return worst
 
 

@@ -126,11 +126,14 @@ class Stage:
         assert verdict.undecided <= verdict.compared // 50 + 1, verdict
         return verdict
 
-    async def check_at_rest(self) -> int:
-        """Assert that the pools have the right state of every text; return how much they have."""
+    async def check_at_rest(self, *rids: str) -> int:
+        """Assert that the pools have the right state of texts; return how much they have.
+
+        Those of `rids`; without any, all.
+        """
         compared = 0
-        for rid, tokens in self.prompts.items():
-            text = self.records.text(rid, tokens)
+        for rid in rids or tuple(self.prompts):
+            text = self.records.text(rid, self.prompts[rid])
             verdict = await at_rest(
                 self.engine.cache, self.subject.reference, self.subject.spread, text
             )
@@ -195,7 +198,7 @@ async def _engine(
             yield made
 
 
-def crowd(seed: int, clients: int = 15, longest: int = 150) -> list[Ask]:
+def crowd(seed: int, clients: int = 10, longest: int = 150) -> list[Ask]:
     """Return what clients ask who share prompts, and leave them at places inside of pages.
 
     Every fifth goes before its answer is there; one is gone before anything is computed.
@@ -217,10 +220,10 @@ def crowd(seed: int, clients: int = 15, longest: int = 150) -> list[Ask]:
     return asks
 
 
-def talkers(seed: int, clients: int = 6) -> list[Ask]:
+def talkers(seed: int, clients: int = 5) -> list[Ask]:
     """Return short questions with long answers: together they need more than a small pool has."""
     stem = prompt(seed, 33)
-    return [Ask(f"s{seed}t{at}", [*stem, *prompt(seed + at, 5)], 66) for at in range(clients)]
+    return [Ask(f"s{seed}t{at}", [*stem, *prompt(seed + at, 5)], 40) for at in range(clients)]
 
 
 def rubbish(cache: UnifiedRadixCache, number: float = 3.0) -> None:
