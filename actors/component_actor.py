@@ -38,6 +38,7 @@ from radixtide.actors.messages import (
     Reserve,
     ReservePrivate,
     Settle,
+    Show,
     TakeCensus,
     Ungrant,
     Unlock,
@@ -105,6 +106,7 @@ class ComponentActor(Actor):
             PathSlots: self.path_slots,
             GetSizes: lambda _: component.sizes(),
             Describe: self.describe,
+            Show: self.show,
             Audit: self.audit,
             Rebuild: self.rebuild,
             TakeCensus: lambda _: component.census(),
@@ -374,6 +376,22 @@ class ComponentActor(Actor):
     def describe(self, m: Describe) -> dict[int, str]:
         """Say a few words on each node."""
         return {node.id: self.component.describe(node) for node in m.nodes}
+
+    def show(self, m: Show) -> list[tuple[int, int, int]]:
+        """Return the slots of each node on the device, on the host, and its locks."""
+        index = self.component.index
+        shown = []
+        for node in m.nodes:
+            data = node.component_data[index]
+            value, below = data.value, data.host_value
+            shown.append(
+                (
+                    0 if value is None else len(value),
+                    0 if below is None else len(below),
+                    data.lock_ref,
+                )
+            )
+        return shown
 
     def audit(self, m: Audit) -> list[Violation]:
         """Recount everything."""

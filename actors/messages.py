@@ -264,6 +264,12 @@ class Describe(Plan, frozen=True, tag=True):
     nodes: list[Node]
 
 
+class Show(Plan, frozen=True, tag=True):
+    """Ask what there is of each node, for drawing. Reply: (slots here, on the host, locks) each."""
+
+    nodes: list[Node]
+
+
 class Audit(Plan, frozen=True, tag=True):
     """Ask for a recount. Reply: list of Violation.
 

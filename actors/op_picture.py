@@ -1,8 +1,7 @@
 """A picture of the tree: its most recently used part, read off and never changed.
 
-It asks nobody. The records that components keep on nodes are read here all the same, as an audit
-reads them: no operation is under way while this one runs, and it does not wait in between, so
-nobody writes them meanwhile.
+The structure is the coordinator's own; what there is on each node its components say, each in one
+answer for all nodes.
 """
 
 from __future__ import annotations
@@ -10,7 +9,9 @@ from __future__ import annotations
 import heapq
 from typing import Final
 
+from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Picture
+from radixtide.actors.messages import Show
 from radixtide.actors.state import State
 from radixtide.components.picture import NodePicture, TreePicture
 from radixtide.tree.node import BACKING, IN_STORAGE, LOADING, QUEUED, STORING, Node
@@ -27,9 +28,11 @@ _MANY: Final = 8
 """So much more than a push costs it to make a heap anew, for each entry."""
 
 
-def picture(state: State, p: Picture) -> TreePicture:
+def picture(state: State, p: Picture) -> Conversation:
     """Return at most `nodes_max` nodes, the most recently used, with the path to each."""
     tree = state.tree
+    nodes = _recent(tree, p.nodes_max)
+    answers = yield state.all(Show(nodes))
     tiers = state.tiers
     return TreePicture(
         components=state.names,
@@ -39,7 +42,7 @@ def picture(state: State, p: Picture) -> TreePicture:
         pinned=state.pins.units,
         nodes_total=len(tree),
         branches=len(tree.root.children),
-        nodes=tuple(map(_shown, _recent(tree, p.nodes_max))),
+        nodes=tuple(map(_shown, nodes, zip(*answers, strict=True))),
         moving={} if tiers is None else dict(tiers.jobs.units),
     )
 
@@ -74,18 +77,10 @@ def _recent(tree: RadixTree, most: int) -> list[Node]:
     return taken
 
 
-def _shown(node: Node) -> NodePicture:
+def _shown(node: Node, answers: tuple[tuple[int, int, int], ...]) -> NodePicture:
     parent = node.parent
     assert parent is not None
-    device: tuple[int, ...] = ()
-    host: tuple[int, ...] = ()
-    locks: tuple[int, ...] = ()
-    for data in node.component_data:
-        # Added up one by one: most caches have one component, and then this costs a third.
-        value, below = data.value, data.host_value
-        device += (0 if value is None else len(value),)
-        host += (0 if below is None else len(below),)
-        locks += (data.lock_ref,)
+    device, host, locks = zip(*answers, strict=True)
     return NodePicture(
         node.id,
         0 if parent.parent is None else parent.id,

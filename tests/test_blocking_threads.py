@@ -240,11 +240,13 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
         cwd=Path(__file__).parent,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_programs_that_forget_to_close_end_all_the_same(tmp_path: Path) -> None:
     # Each is a process of its own, forked before anything runs in threads.
     program = """
@@ -307,6 +309,8 @@ print(codes)
         assert fetch.wait() in range(33)  # it need not be all: nobody waited for the copies
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_forked_process_gets_a_clear_error_and_the_parent_serves_on(tmp_path: Path) -> None:
     program = """
 import warnings

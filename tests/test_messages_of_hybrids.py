@@ -404,6 +404,11 @@ async def _(cache: UnifiedRadixCache) -> Call:
     return cache.pretty_print
 
 
+@situation("picture", "always")
+async def _(cache: UnifiedRadixCache) -> Call:
+    return cache.picture
+
+
 # -- the comparison ----------------------------------------------------------------------------
 
 TABLE: Final = table(8)

@@ -142,6 +142,7 @@ def test_a_pin_is_in_the_part_of_the_cache_that_its_salt_names(server: ThreadedS
         ("/admin/flush", {"tier": "attic"}, 400, "'attic' is none of device, host, storage"),
         ("/admin/flush", {}, 400, "tier: is missing"),
         ("/admin/flush", {"tier": "host", "now": True}, 400, "now: is not known here"),
+        ("/admin/flush", {"tier": "host", "timeout_s": 61}, 400, "timeout_s: expected float <= 60"),
         ("/admin/pin", {}, 400, "send one of text, tokens and messages"),
         ("/admin/pin", {"text": "a", "tokens": [1]}, 400, "found text and tokens"),
         ("/admin/pin", {"text": ""}, 400, "text: is empty"),

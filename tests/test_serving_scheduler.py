@@ -52,11 +52,11 @@ async def test_a_retracted_request_finds_what_it_had_computed() -> None:
     cache = engine_config_of_cache(pages=20)
     async with Bench(cache, EngineConfig(reserve_tokens=0)) as bench:
         first = asyncio.ensure_future(bench.check(numbers(1, 31), 13))
-        second = asyncio.ensure_future(bench.check(numbers(2, 31), 16))
+        second = asyncio.ensure_future(bench.check(numbers(2, 29), 16))
         reports = [(await one).report for one in (first, second)]
         assert [one.retractions for one in reports] == [0, 1]
-        # Ten pages were its own, of which the other one needed one more.
-        assert reports[1].recomputed_tokens < 10
+        # The other one needed a page, and its unfinished last one was enough.
+        assert reports[1].recomputed_tokens < 8
         assert reports[1].cached_tokens == 0, "its report is of the attempt that began to speak"
 
 

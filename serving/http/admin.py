@@ -21,7 +21,8 @@ async def flush(request: Request) -> Response:
     service = service_of(request)
     engine, _ = service.up()
     asked = read_body(await read_bytes(request, service.config), FlushRequest)
-    return json_response({"tier": asked.tier, "dropped": await engine.flush(asked.tier)})
+    dropped = await engine.flush(asked.tier, asked.timeout_s)
+    return json_response({"tier": asked.tier, "dropped": dropped})
 
 
 async def pin(request: Request) -> Response:

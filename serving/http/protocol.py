@@ -132,9 +132,13 @@ class ModelList(msgspec.Struct, frozen=True):
 
 
 class FlushRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of ``POST /admin/flush``: ``device``, ``host`` or ``storage``."""
+    """The body of ``POST /admin/flush``. ``tier``: ``device``, ``host`` or ``storage``.
+
+    ``timeout_s``: how long copies that are under way are waited for, before it is refused.
+    """
 
     tier: str
+    timeout_s: Annotated[float, Meta(ge=0, le=60)] = 5.0
 
 
 class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -45,7 +45,8 @@ class EventStream(Response):
     """Server-sent events from a generator, until it ends, the client is gone or the server ends.
 
     An error that the generator raises is told as the last event. The generator is closed, and
-    `close` is awaited, whatever happens.
+    `close` is awaited, whatever happens. `answer`: it is an answer, whose client counts as gone
+    where it leaves before the end.
     """
 
     media_type = "text/event-stream"
@@ -55,6 +56,8 @@ class EventStream(Response):
         service: Service,
         events: AsyncGenerator[bytes],
         close: Callable[[], Awaitable[None]] | None = None,
+        *,
+        answer: bool = True,
     ) -> None:
         super().__init__(None, 200, HEADERS)
         del self.headers["content-length"]
@@ -62,7 +65,8 @@ class EventStream(Response):
         self._events = events
         self._close = close
         self._quiet = True
-        self._over = False
+        # Whether a disconnect is no news any more.
+        self._over = not answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
