@@ -223,7 +223,7 @@ def crowd(seed: int, clients: int = 10, longest: int = 150) -> list[Ask]:
 def talkers(seed: int, clients: int = 5) -> list[Ask]:
     """Return short questions with long answers: together they need more than a small pool has."""
     stem = prompt(seed, 33)
-    return [Ask(f"s{seed}t{at}", [*stem, *prompt(seed + at, 5)], 40) for at in range(clients)]
+    return [Ask(f"s{seed}t{at}", [*stem, *prompt(seed + at, 5)], 52) for at in range(clients)]
 
 
 def rubbish(cache: UnifiedRadixCache, number: float = 3.0) -> None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from radixtide import UnifiedRadixCache
 from radixtide.configs.errors import ActorFailed
 from radixtide.configs.schema import LimitsConfig
-from support.caches import Delivery, settled, system_of, until
+from support.actors import until
+from support.caches import Delivery, settled, system_of
 from support.interceptors import Chooser, Recorder
 from support.tier_config import Components, tier_config
 from support.tiered import Picture, Tiers
