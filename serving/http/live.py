@@ -67,7 +67,7 @@ def routes(service: Service) -> list[BaseRoute]:
             raise for_now(
                 f"{feed.viewers} pages are open already (server.live_viewers_max)", "viewers"
             )
-        return EventStream(service, feed.frames(), feed.leave)
+        return EventStream(service, feed.frames(), feed.leave, answer=False)
 
     pages = [Route(f"/{name}", _file(name)) for name in KINDS if name != "page.html"]
     return [Route("/", _file("page.html")), *pages, Route("/live", live)]
