@@ -6,10 +6,10 @@ Every refusal is an error object as the OpenAI API has it.
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from random import Random
 from typing import Any
 
 import pytest
@@ -149,7 +149,7 @@ def test_a_field_that_is_wrong_is_named(
         (b'{"model": "x", "messages": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", ""),
         (b'{"model": "x", "tools": ' + b"[" * 40_000 + b"]" * 40_000 + b"}", "nested too deeply"),
         (b'\x00{"model": "x"}', "not valid JSON"),
-        (os.urandom(64), ""),
+        (Random(5).randbytes(64), ""),
     ],
     ids=lambda value: repr(value[:30]) if isinstance(value, bytes) else "",
 )
