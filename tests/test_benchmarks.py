@@ -132,7 +132,7 @@ def test_from_the_root_of_a_checkout_the_command_prints_a_table() -> None:
 # -- windows and states ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(16, marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=[1, 16])
 def hybrids(request: pytest.FixtureRequest) -> dict[str, dict[str, list[Row]]]:
     """Summaries by set of components and workload, each verified in both ways of delivery."""
     page = ("--page", str(request.param))
@@ -152,6 +152,7 @@ def hybrids(request: pytest.FixtureRequest) -> dict[str, dict[str, list[Row]]]:
     return found
 
 
+@pytest.mark.nightly
 def test_each_set_of_components_does_the_same_in_both_ways_of_delivery(
     hybrids: dict[str, dict[str, list[Row]]],
 ) -> None:
@@ -163,6 +164,7 @@ def test_each_set_of_components_does_the_same_in_both_ways_of_delivery(
             assert direct["checked"] > 0
 
 
+@pytest.mark.nightly
 def test_windows_and_states_shorten_matches_and_together_most(
     hybrids: dict[str, dict[str, list[Row]]],
 ) -> None:

@@ -245,6 +245,7 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_programs_that_forget_to_close_end_all_the_same(tmp_path: Path) -> None:

@@ -246,6 +246,7 @@ async def test_a_fetch_whose_waiter_was_cancelled_goes_on_until_it_is_closed(
         assert await t.hit(t.key(8)) == (0, 8)
 
 
+@pytest.mark.nightly
 async def test_an_attach_cancelled_at_any_turn_is_made_or_not() -> None:
     config = StorageConfig(url="memory:")
     made = 0

@@ -85,6 +85,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     assert "15 passed" in ran.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_example_without_its_abort_fails(tmp_path: Path) -> None:
     serving = blocks("python")[0]

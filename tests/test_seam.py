@@ -47,6 +47,7 @@ def test_what_has_no_hook_is_left_alone(seam: Any) -> None:
     assert seam.without_hooks(Cell.note_answer) is not None
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_command_prints_both_ways_of_delivery() -> None:
     result = run_benchmark("seam", "--own", "--small", "--rounds", "1", "--json")

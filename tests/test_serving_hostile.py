@@ -50,6 +50,11 @@ CONFIG = EngineConfig(
     overtakes_max=3,
 )
 KINDS = pytest.mark.parametrize("components", [FULL, WINDOWED, STATEFUL, ALL], ids="+".join)
+SOME_KINDS = pytest.mark.parametrize(
+    "components",
+    [FULL, ALL, *(pytest.param(one, marks=pytest.mark.nightly) for one in (WINDOWED, STATEFUL))],
+    ids="+".join,
+)
 
 
 def make_runner(model: Any, cache: Any) -> TallyRunner:
@@ -276,7 +281,7 @@ async def test_clients_that_behave_badly_hurt_nobody(
 
 @pytest.mark.slow
 @pytest.mark.simulated(seeds=1, faults="light")
-@KINDS
+@SOME_KINDS
 async def test_nor_do_they_under_light_faults(
     faulty_cache: Any, simulated_seed: int, components: tuple[str, ...]
 ) -> None:

@@ -140,6 +140,7 @@ def test_one_seed_is_one_order_and_others_are_others() -> None:
         assert tangle(seed) == tangle(seed)
 
 
+@pytest.mark.nightly
 def test_an_order_does_not_depend_on_how_strings_are_hashed() -> None:
     script = (
         "import sys; sys.path.insert(0, 'tests')\n"

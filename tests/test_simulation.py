@@ -53,6 +53,7 @@ def test_a_case_writes_the_same_journal_each_time(seed: int) -> None:
     assert outcome.messages == other.messages > 0
 
 
+@pytest.mark.nightly
 def test_the_hash_seed_of_the_process_changes_nothing() -> None:
     code = (
         "import io, hashlib\n"
