@@ -129,6 +129,15 @@ class Choice:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
 
+@dataclass(slots=True)
+class Said:
+    """All that a choice has said, when it has ended. ``finish``: why it ended."""
+
+    texts: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    finish: str | None = None
+
+
 class Answer:
     """All choices of one request. To be closed when nobody reads it any more."""
 
@@ -182,6 +191,18 @@ class Answer:
                 yield found
         if failure is not None:
             raise failure
+
+    async def gathered(self) -> list[Said]:
+        """Return what each choice has said, in order, when all have ended; then it is closed."""
+        said = [Said() for _ in self.choices]
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                one = said[piece.index]
+                one.texts.append(piece.text)
+                one.entries += piece.entries
+                one.finish = piece.finish
+        await self.aclose()
+        return said
 
     async def aclose(self) -> None:
         """Give up what is not finished; returns when nothing is held for it any more."""

@@ -26,11 +26,11 @@ from radixtide.serving.http.asking import (
 )
 from radixtide.serving.http.auth import Client, client_of
 from radixtide.serving.http.config import ServerConfig
-from radixtide.serving.http.errors import json_response, wrong_field
+from radixtide.serving.http.errors import wrong_field
 from radixtide.serving.http.limits import read_bytes
 from radixtide.serving.http.protocol import ChatRequest, read_body
 from radixtide.serving.http.service import Service, service_of
-from radixtide.serving.http.streaming import DONE, EventStream, event, unless_gone
+from radixtide.serving.http.streaming import DONE, event, respond
 
 
 async def chat_completions(request: Request) -> Response:
@@ -41,13 +41,7 @@ async def chat_completions(request: Request) -> Response:
     orders = await orders_of(service, client, asked)
     answer = await Answer.start(service, orders)
     talk = Talk(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), service.model_name)
-    if asked.stream:
-        usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        return EventStream(service, talk.events(answer, usage), answer.aclose)
-    try:
-        return json_response(await unless_gone(request, service, lambda: talk.whole(answer)))
-    finally:
-        await answer.aclose()
+    return await respond(request, service, asked, answer, talk)
 
 
 async def orders_of(service: Service, client: Client, asked: ChatRequest) -> list[Order]:
@@ -115,27 +109,19 @@ class Talk:
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the answer as one object, when it has ended."""
-        texts: dict[int, list[str]] = {choice.index: [] for choice in answer.choices}
-        entries: dict[int, list[Entry]] = {choice.index: [] for choice in answer.choices}
-        reasons: dict[int, str | None] = {}
-        async with aclosing(answer.pieces()) as pieces:
-            async for piece in pieces:
-                texts[piece.index].append(piece.text)
-                entries[piece.index] += piece.entries
-                reasons[piece.index] = piece.finish
-        await answer.aclose()
+        said = await answer.gathered()
         choices = [
             {
                 "index": choice.index,
                 "message": {
                     "role": "assistant",
-                    "content": "".join(texts[choice.index]),
+                    "content": "".join(one.texts),
                     "refusal": None,
                 },
-                "logprobs": logprobs(entries[choice.index]) if choice.order.logprobs else None,
-                "finish_reason": reasons.get(choice.index),
+                "logprobs": logprobs(one.entries) if choice.order.logprobs else None,
+                "finish_reason": one.finish,
             }
-            for choice in answer.choices
+            for choice, one in zip(answer.choices, said, strict=True)
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": answer.usage()}
 

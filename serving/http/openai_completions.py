@@ -25,11 +25,11 @@ from radixtide.serving.http.asking import (
 )
 from radixtide.serving.http.auth import Client, client_of
 from radixtide.serving.http.config import ServerConfig
-from radixtide.serving.http.errors import json_response, wrong_field
+from radixtide.serving.http.errors import wrong_field
 from radixtide.serving.http.limits import read_bytes
 from radixtide.serving.http.protocol import CompletionRequest, read_body
 from radixtide.serving.http.service import Service, service_of
-from radixtide.serving.http.streaming import DONE, EventStream, event, unless_gone
+from radixtide.serving.http.streaming import DONE, event, respond
 
 
 async def completions(request: Request) -> Response:
@@ -42,13 +42,7 @@ async def completions(request: Request) -> Response:
     written = Written(
         f"cmpl-{uuid.uuid4().hex}", int(time.time()), service.model_name, tuple(echoes)
     )
-    if asked.stream:
-        usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        return EventStream(service, written.events(answer, usage), answer.aclose)
-    try:
-        return json_response(await unless_gone(request, service, lambda: written.whole(answer)))
-    finally:
-        await answer.aclose()
+    return await respond(request, service, asked, answer, written)
 
 
 async def orders_of(
@@ -157,23 +151,15 @@ class Written:
 
     async def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the answer as one object, when it has ended."""
-        texts = [[echo] for echo in self.echoes]
-        entries: list[list[Entry]] = [[] for _ in self.echoes]
-        reasons: list[str | None] = [None for _ in self.echoes]
-        async with aclosing(answer.pieces()) as pieces:
-            async for piece in pieces:
-                texts[piece.index].append(piece.text)
-                entries[piece.index] += piece.entries
-                reasons[piece.index] = piece.finish
-        await answer.aclose()
+        said = await answer.gathered()
         choices = [
             _choice(
                 choice.index,
-                "".join(texts[choice.index]),
-                logprobs(entries[choice.index]) if choice.order.logprobs else None,
-                reasons[choice.index],
+                "".join((echo, *one.texts)),
+                logprobs(one.entries) if choice.order.logprobs else None,
+                one.finish,
             )
-            for choice in answer.choices
+            for choice, echo, one in zip(answer.choices, self.echoes, said, strict=True)
         ]
         return {**self._head(), "choices": choices, "usage": answer.usage()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -12,9 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from radixtide.serving.http.errors import ApiError, as_api_error, for_now
+from radixtide.serving.http.errors import ApiError, as_api_error, for_now, json_response
 from radixtide.serving.http.limits import Gone
 from radixtide.serving.http.service import Service
+
+if TYPE_CHECKING:
+    from radixtide.serving.http.answers import Answer
+    from radixtide.serving.http.protocol import Asked
 
 Result = TypeVar("Result")
 
@@ -126,6 +130,29 @@ class EventStream(Response):
             await anyio.sleep(self._service.config.heartbeat_s)
             if self._quiet:
                 await tell(BEAT)
+
+
+class Writer(Protocol):
+    """How an answer is written down: as one object, or as events."""
+
+    async def whole(self, answer: Answer) -> dict[str, Any]:
+        """Return the answer as one object, when it has ended."""
+
+    def events(self, answer: Answer, usage: bool) -> AsyncGenerator[bytes]:
+        """Yield the answer as events; with `usage` one more that tells the tokens it took."""
+
+
+async def respond(
+    request: Request, service: Service, asked: Asked, answer: Answer, writer: Writer
+) -> Response:
+    """Return the response that `asked` wants: a stream, or the whole; the answer is closed."""
+    if asked.stream:
+        usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+        return EventStream(service, writer.events(answer, usage), answer.aclose)
+    try:
+        return json_response(await unless_gone(request, service, lambda: writer.whole(answer)))
+    finally:
+        await answer.aclose()
 
 
 async def unless_gone(
