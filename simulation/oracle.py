@@ -44,7 +44,7 @@ class Oracle(CallOracle):
         what = f"{call} of {req.rid}"
         wrong: Wrong = []
         if call != "abort":
-            wrong += self.known.check(what, marks, result.inserted_len, book.generation)
+            wrong += self.known.check(what, marks, result.inserted_len, before.generation)
         if call == "chunk":
             return wrong + self._chunk(what, book, req, marks, result, before, protected_before)
         if self.plain and call == "finish":
@@ -75,6 +75,8 @@ class Oracle(CallOracle):
             self.replaced(req.rid, book)
             return []
         wrong: Wrong = []
+        if self.loading_now(book, req.rid):
+            protected_before = 0  # a load that fails while this call waits takes what it brought
         if not protected_before <= length == result.inserted_len:
             wrong.append(
                 f"{what}: {length} units are protected, {result.inserted_len} inserted, "

@@ -107,7 +107,7 @@ class OracleBase:
     def snapshot(self, rank: int = 0) -> Before:
         """Return what is so before a call. Cost O(actors)."""
         book = self.books[rank]
-        return Before(book.losses.now(), book.serial, degraded(book.cache))
+        return Before(book.losses.now(), book.serial, book.generation, degraded(book.cache))
 
     def asked(self, key: RadixKey, length: int) -> None:
         """Note that a call may put the first `length` units of `key` into the cache."""

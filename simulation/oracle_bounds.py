@@ -19,10 +19,15 @@ Token = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What was so when a call was made. ``token``: losses; ``serial``: locks known by then."""
+    """What was so when a call was made.
+
+    ``token``: losses; ``serial``: locks known by then; ``generation``: how often the cache had been
+    reset, which may happen again before the answer is looked at.
+    """
 
     token: Token
     serial: int
+    generation: int
     degraded: bool
 
 

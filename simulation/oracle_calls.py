@@ -304,7 +304,7 @@ class CallOracle(OracleBase):
         self.compared += 1
         book = self.books[rank]
         marks = key_marks(key)
-        wrong = self.known.check(f"pin of {key}", marks, result.pinned_len, book.generation)
+        wrong = self.known.check(f"pin of {key}", marks, result.pinned_len, before.generation)
         if result.budget_left < 0:
             wrong.append(f"pin of {key}: {result.budget_left} left of the budget")
         pin = book.cache._state.pins.get(PinBoard.name(key))  # only it knows when it was made
