@@ -8,7 +8,7 @@ order is the same on both paths, because a cell is idle only while its mailbox i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ RUNTIME = "runtime"
 """The sender of the runtime's own notices, which repair what a fault has done."""
 MUST_DELIVERIES = 1000
 """Deliveries after which a question of an operation that must go on is failed all the same."""
+DEAD_MAX = 32
+"""Withdrawn messages that may wait in a mailbox before it is cleared of them."""
 SAMPLE = 64
 """Every so many direct deliveries one is timed; queued ones are all timed."""
 
@@ -101,6 +103,8 @@ class Cell:
         """Whether the actor was set aside: it answers, and does nothing."""
         self._scheduled = False
         self._depth_max = 0
+        self._dead = 0
+        """How many of those that wait in the mailbox were withdrawn, or a few more."""
 
     # -- life -----------------------------------------------------------------
 
@@ -149,8 +153,18 @@ class Cell:
         self.idle = self.system.direct and self.open and self.quiet
 
     def withdraw(self, envelope: Envelope) -> None:
-        """Note that nobody waits for `envelope`, which takes: it need not be handled."""
+        """Note that nobody waits for `envelope`, which takes: it need not be handled.
+
+        Its place in the mailbox goes to others soon, however long the actor handles nothing: dead
+        mail neither fills the mailbox nor keeps keys and callers' frames. Amortised cost O(1).
+        """
         envelope.withdrawn = True
+        if not envelope.waits:
+            return
+        self._dead += 1
+        if self._dead > DEAD_MAX and 2 * self._dead > len(self.mailbox):
+            self._dead = 0
+            self.mailbox = deque(left for left in self.mailbox if not left.withdrawn)
 
     def statistics(self) -> ActorStats:
         """Return what this actor did, as an immutable record."""
@@ -236,6 +250,12 @@ class Cell:
         if not self.busy:
             self.schedule()
 
+    def put_back(self, envelopes: Collection[Envelope]) -> None:
+        """Put what was taken out of the mailbox in front again, in order."""
+        for envelope in envelopes:
+            envelope.waits = True
+        self.mailbox.extendleft(reversed(tuple(envelopes)))
+
     def refusal(self) -> BaseException:
         """Return a new error for mail that comes while the cell is closed.
 
@@ -260,7 +280,9 @@ class Cell:
             left -= 1
             envelope = self.mailbox.popleft()
             envelope.waits = False
-            if not envelope.withdrawn and not envelope.settled:
+            if envelope.withdrawn:
+                self._dead = max(self._dead - 1, 0)
+            elif not envelope.settled:
                 self._handle(envelope)
         if self.busy or not self.open:
             return
@@ -408,7 +430,7 @@ class Cell:
             or self.may_redeliver(envelope.message, envelope.deliveries)
         )
         if again:
-            self.mailbox.appendleft(envelope)
+            self.put_back((envelope,))
         self.restart(error)
         if known is not None and not again:
             # It was handled before the crash: its sender gets the answer.

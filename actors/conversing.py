@@ -333,7 +333,7 @@ class ConversingCell(Cell):
         """As in the base; a conversation that has only planned is given up."""
         exchange = self.exchange
         if exchange is None or exchange.envelope is not envelope:
-            envelope.withdrawn = True
+            super().withdraw(envelope)
         elif _may_give_up(exchange):
             envelope.withdrawn = True
             self._abandon(exchange)
@@ -375,7 +375,7 @@ class ConversingCell(Cell):
         waiting = self.lines.pop(line, None)
         if waiting is None:
             return
-        self.mailbox.extendleft(reversed(waiting))
+        self.put_back(waiting)
         self.idle = False
         if not self.busy:
             self.free()
@@ -385,7 +385,7 @@ class ConversingCell(Cell):
         waiting = self.stalled.pop(cell, None)
         if waiting is None:
             return
-        self.mailbox.extendleft(reversed(waiting))
+        self.put_back(waiting)
         if not self.busy:
             self.free()
 

@@ -26,7 +26,7 @@ async def test_answers_to_an_operation_that_was_set_aside_are_forgotten() -> Non
             t.cache.remove_interceptor(late)
             await settled(t.cache)
         assert system_of(t.cache).quiet
-        assert_nothing_remembered(t.cache)
+        await assert_nothing_remembered(t.cache)
 
 
 async def test_a_message_that_has_arrived_and_waits_is_not_sent_again() -> None:

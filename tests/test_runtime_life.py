@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from radixtide.actors.cell import DEAD_MAX
 from radixtide.configs.errors import CacheClosed, CallTimeout
 from support.actors import Grab, Look, MakeStage, Note, Relay, Stage, turns, until
 from support.interceptors import Stall
@@ -117,6 +118,27 @@ async def test_the_deadline_of_a_call_that_gives_leaves_it_to_be_carried_out() -
         await at.ask(at.cell, Note("given"), timeout=0.01, gives=True)
     stall.release()
     await until(lambda: at.keeper.texts == ["given"])
+
+
+async def test_calls_given_up_leave_the_mailbox_of_an_actor_that_handles_nothing() -> None:
+    at = Stage(direct=False)
+    stall = Stall("keeper")
+    at.system.add_interceptor(stall)
+    waiting = [asyncio.ensure_future(at.ask(at.boss, Relay((Note("first"),)), gives=True))]
+    await until(lambda: at.boss.busy)
+    for text in ("second", "third", "fourth"):
+        lost = [asyncio.ensure_future(at.ask(at.boss, Relay((Look(),)))) for _ in range(200)]
+        waiting.append(asyncio.ensure_future(at.ask(at.boss, Relay((Note(text),)), gives=True)))
+        await turns(3)
+        for one in lost:
+            one.cancel()
+        await asyncio.gather(*lost, return_exceptions=True)
+        assert at.boss.waiting <= len(waiting) + DEAD_MAX
+    stall.release()
+    await asyncio.gather(*waiting)
+    await at.settled()
+    assert at.keeper.texts == ["first", "second", "third", "fourth"]
+    assert not at.boss.waiting
 
 
 async def test_cancelling_a_call_that_takes_undoes_it_at_every_turn(loops: None) -> None:
