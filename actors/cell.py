@@ -304,8 +304,9 @@ class Cell:
             else:
                 reply, refused = None, None
                 try:
-                    for interceptor in self.system.interceptors:
-                        interceptor.before_handle(envelope)
+                    if self.system.hooked:
+                        for interceptor in self.system.interceptors:
+                            interceptor.before_handle(envelope)
                     reply = self.run(envelope)
                     if reply.__class__ is Sentinel:
                         if reply is not PARKED:
@@ -337,8 +338,9 @@ class Cell:
         else:
             # Forgotten when the sender has it, or has given up waiting.
             self.answered[envelope.correlation] = (reply, error)
-        for interceptor in self.system.interceptors:
-            interceptor.after_handle(envelope)
+        if self.system.hooked:
+            for interceptor in self.system.interceptors:
+                interceptor.after_handle(envelope)
 
     def reply(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
         """Send the answer to `envelope` back."""
@@ -353,13 +355,7 @@ class Cell:
             if error is None:
                 self.system.dropped(envelope, reply)
             return
-
-        def deliver() -> None:
-            if not envelope.settled and envelope.on_reply is not None:
-                envelope.settled = True
-                envelope.on_reply(envelope, reply, error)
-
-        self.system.route_reply(envelope, deliver)
+        self.system.route_reply(envelope, reply, error)
 
     # -- failure ----------------------------------------------------------------
 

@@ -102,6 +102,12 @@ class Envelope:
         self.settled = False
         self.trace: Any = None
 
+    def arrived(self, reply: Any, error: BaseException | None) -> None:
+        """Give the sender an answer, unless it has one."""
+        if not self.settled and self.on_reply is not None:
+            self.settled = True
+            self.on_reply(self, reply, error)
+
     def __repr__(self) -> str:
         kind = type(self.message).__name__
         return f"<{kind} #{self.correlation} {self.sender} -> {self.receiver.name}>"

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -64,6 +65,8 @@ class ActorSystem:
         self.loop = loop
         self.limits = limits
         self.interceptors: list[Interceptor] = []
+        self.hooked = False
+        """Whether there is an interceptor: asked once where a message would pass them all."""
         self.direct = direct
         self.on_restarted: Callable[[Cell], None] | None = None
         self.sets_aside = True
@@ -154,7 +157,8 @@ class ActorSystem:
         self._update_direct()
 
     def _update_direct(self) -> None:
-        self.direct = self._allow_direct and not self.interceptors
+        self.hooked = bool(self.interceptors)
+        self.direct = self._allow_direct and not self.hooked
         for cell in self._cells:
             cell.settle()
 
@@ -187,13 +191,20 @@ class ActorSystem:
 
     def send(self, envelope: Envelope) -> None:
         """Bring `envelope` to its receiver's mailbox, through the interceptors."""
+        if not self.hooked:
+            envelope.receiver.enqueue(envelope)
+            return
         deliver: Callable[[Envelope], None] = envelope.receiver.enqueue
         for interceptor in reversed(self.interceptors):
             deliver = _through(interceptor, deliver)
         deliver(envelope)
 
-    def route_reply(self, envelope: Envelope, deliver: Callable[[], None]) -> None:
-        """Bring a reply back, through the interceptors."""
+    def route_reply(self, envelope: Envelope, reply: Any, error: BaseException | None) -> None:
+        """Bring a reply back, through the interceptors; the first that arrives counts."""
+        if not self.hooked:
+            envelope.arrived(reply, error)
+            return
+        deliver: Callable[[], None] = partial(envelope.arrived, reply, error)
         for interceptor in self.interceptors:
             deliver = _back_through(interceptor, envelope, deliver)
         deliver()
@@ -240,7 +251,7 @@ class ActorSystem:
 
     def resend(self, envelope: Envelope) -> None:
         """Send `envelope` again from time to time, while it may be lost and is still wanted."""
-        if self.interceptors:
+        if self.hooked:
             # Without interceptors nothing is lost or held back: no timers are needed.
             self.loop.call_later(self.resend_after_s, self._send_again, envelope)
 
@@ -324,7 +335,9 @@ class ActorSystem:
 
     def watch(self, cell: ConversingCell, exchange: Exchange) -> None:
         """See that a waiting exchange neither blocks others for long nor waits for lost mail."""
-        if self.interceptors and self.sets_aside:
+        if not self.hooked:
+            return
+        if self.sets_aside:
             self.loop.call_later(self.limits.stall_after_s, cell.set_aside, exchange)
         for asked in exchange.awaiting:
             if asked is not None:

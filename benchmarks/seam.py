@@ -41,7 +41,7 @@ from radixtide.actors.component_actor import ComponentActor
 from radixtide.actors.conversing import ConversingCell
 from radixtide.actors.system import ActorSystem
 
-HOOKS: Final = ("interceptors", "refuse_host")
+HOOKS: Final = ("hooked", "interceptors", "refuse_host")
 """Attributes that only the seam uses."""
 CLASSES: Final = (Cell, ConversingCell, ActorSystem, ComponentActor)
 LIFE: Final = ("__init__", "add_interceptor", "remove_interceptor", "_update_direct")
@@ -65,8 +65,11 @@ class _WithoutHooks(ast.NodeTransformer):
         return None if self._hooks(node.iter) else self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt] | None:
-        """Cut what is done only with interceptors."""
-        return (node.orelse or None) if self._hooks(node.test) else self.generic_visit(node)
+        """Cut what is done only with interceptors; keep what is done only without."""
+        if not self._hooks(node.test):
+            return self.generic_visit(node)
+        without = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        return node.body if without else node.orelse or None
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         """Answer a question to a hook as it is answered without one."""
