@@ -271,8 +271,16 @@ class Admission:
         """Return whether there is room for a request beside those that run.
 
         For all of its prompt, for what is missing of the prompts of the others, and for some tokens
-        more of each. With nobody else, who runs or has loaded something, there is.
+        more of each. With nobody else, who runs or has loaded something, there is. Where nobody
+        runs, those behind it in the order give up what was loaded for them, the last one first.
         """
+        board = self._board
+        while not await self._fits(one):
+            if board.running or not await board.let_go_of_load(behind=one):
+                return False
+        return True
+
+    async def _fits(self, one: Sequence) -> bool:
         board = self._board
         shape, running = board.shape, board.running
         if not running and all(other is one or other.load is None for other in board.waiting):

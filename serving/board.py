@@ -12,6 +12,7 @@ from radixtide.serving.calls import Letting
 from radixtide.serving.config import EngineConfig
 from radixtide.serving.errors import GenerationFailed
 from radixtide.serving.generation import FinishReason
+from radixtide.serving.order import in_order
 from radixtide.serving.report import Report
 from radixtide.serving.sequence import Sequence, Stage
 from radixtide.serving.shape import Shape
@@ -145,13 +146,21 @@ class Board:
         one.channel.end(reason, error)
         self.tell("ended", one, reason)
 
-    async def let_go_of_load(self) -> bool:
-        """Let the last one who waits give up what was loaded for it; return whether one did."""
-        holding = [one for one in self.waiting if one.load is not None]
+    async def let_go_of_load(self, behind: Sequence | None = None) -> bool:
+        """Let the last one who waits give up what was loaded for it; return whether one did.
+
+        With `behind`: of those behind that one in the order. Who gives up was overtaken: so two
+        that have room one at a time do not take it from each other without end.
+        """
+        holding = [one for one in self.waiting if one.load is not None and one is not behind]
+        if behind is not None:
+            order = in_order([behind, *holding], self.config.overtakes_max)
+            holding = order[order.index(behind) + 1 :]
         if not holding:
             return False
         one = max(holding, key=lambda each: (-each.priority, each.arrival))
         await self.back(one)
+        one.overtaken += 1
         return True
 
     async def _give_back(self, one: Sequence, *, keep: bool) -> None:

@@ -76,6 +76,7 @@ def plain(**fields: Any) -> dict[str, Any]:
         (chat(stop=["x"] * 9), "stop", "at most 8"),
         (chat(stop=[""]), "stop", "1 to 256"),
         (chat(stop="x" * 1000), "stop", "1 to 256"),
+        (chat(stop_token_ids=[1] * 65), "stop_token_ids", "65 tokens; at most 64"),
         (chat(stop_token_ids=[-1]), "stop_token_ids", "at least 0"),
         (chat(top_logprobs=3), "top_logprobs", "logprobs: true"),
         (chat(logprobs=True, top_logprobs=1000), "top_logprobs", "0 to 20"),

@@ -109,6 +109,28 @@ async def test_loads_of_those_who_wait_give_way_to_those_who_run(
         await asyncio.gather(running, *asked)
 
 
+@pytest.mark.parametrize("components", [STATEFUL, ALL], ids="+".join)
+@pytest.mark.parametrize("priority", [0, 1])
+async def test_a_load_of_one_who_waits_gives_way_to_who_comes_before_it_in_the_order(
+    components: tuple[str, ...], priority: int
+) -> None:
+    # Either has room alone. The second is before the first: more of it is cached, or it is urgent.
+    host = HostConfig(ratio=4.0)
+    cache = engine_config_of_cache(components, pages=64, states=40, host=host)
+    async with Bench(cache, components=components) as bench:
+        first, second = numbers(1, 121), numbers(2, 201)
+        for prompt in (first, second):
+            await bench.check(prompt, 4)
+        await bench.engine.drain()
+        await bench.engine.flush("device")
+        waiting = bench.engine._board.waiting
+        asked = asyncio.ensure_future(bench.check(first, 4))
+        await until(lambda: any(one.load is not None for one in waiting))
+        others = [bench.check([*second, n], 4, priority=priority) for n in range(3)]
+        async with asyncio.timeout(20):
+            await asyncio.gather(asked, *others, bench.check(numbers(3, 5), 4))
+
+
 async def test_pins_that_take_all_room_end_a_request_with_an_error_in_the_end() -> None:
     cache = engine_config_of_cache(pages=12, pin_budget=48)
     config = EngineConfig(starve_max_s=0.02, retries_max=1, retry_pause_s=0.001)

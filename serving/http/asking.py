@@ -111,7 +111,12 @@ def refuse_unsupported(asked: Asked) -> None:
 
 
 def stops_of(asked: Asked, config: ServerConfig) -> tuple[str, ...]:
-    """Return the stop strings, bounded in number and length."""
+    """Return the stop strings, bounded in number and length as stop tokens are in number."""
+    tokens = len(asked.stop_token_ids or ())
+    if tokens > config.stop_tokens_max:
+        raise wrong_field(
+            "stop_token_ids", f"{tokens} tokens; at most {config.stop_tokens_max} are allowed"
+        )
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     if len(stops) > config.stops_max:
         raise wrong_field("stop", f"{len(stops)} strings; at most {config.stops_max} are allowed")
