@@ -123,9 +123,10 @@ async def test_a_load_of_one_who_waits_gives_way_to_who_comes_before_it_in_the_o
             await bench.check(prompt, 4)
         await bench.engine.drain()
         await bench.engine.flush("device")
-        waiting = bench.engine._board.waiting
+        board = bench.engine._board
+        assert board is not None
         asked = asyncio.ensure_future(bench.check(first, 4))
-        await until(lambda: any(one.load is not None for one in waiting))
+        await until(lambda: any(one.load is not None for one in board.waiting))
         others = [bench.check([*second, n], 4, priority=priority) for n in range(3)]
         async with asyncio.timeout(20):
             await asyncio.gather(asked, *others, bench.check(numbers(3, 5), 4))
