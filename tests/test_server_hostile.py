@@ -44,6 +44,7 @@ def lives(server: ThreadedServer) -> Iterator[None]:
 
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+EMPTY = [{"role": "user", "content": ""}]
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
@@ -99,6 +100,13 @@ def plain(**fields: Any) -> dict[str, Any]:
             "parts of type 'text'",
         ),
         (chat(messages=[*MESSAGES, {"role": "user", "content": "x" * 3000}]), "messages", "tokens"),
+        (chat(messages=EMPTY * 2048), "messages", "2048 messages, but this server takes at most"),
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 2048}]),
+            "messages[0].content",
+            "2048 parts; at most 2047",
+        ),
+        (chat(cache_salt="s" * 257), "cache_salt", "257 characters; at most 256"),
         ({"messages": MESSAGES}, "model", "is missing"),
         (plain(prompt=None), "prompt", "expected"),
         (plain(prompt=[]), "prompt", "is empty"),
@@ -111,6 +119,8 @@ def plain(**fields: Any) -> dict[str, Any]:
         (plain(prompt=[1.5]), "prompt[0]", "expected"),
         (plain(prompt=["x"] * 17), "n", "1 for each of 17 prompts"),
         (plain(prompt="x" * 2048), "prompt", "takes at most 2047"),
+        (plain(prompt=[-1] * 2048), "prompt", "takes at most 2047"),
+        (plain(cache_salt="s" * 257), "cache_salt", "257 characters; at most 256"),
         (plain(logprobs=21), "logprobs", "0 to 20"),
         (plain(logprobs=1, echo=True), "logprobs", "can not go with echo"),
         (plain(suffix="end"), "suffix", "not supported"),

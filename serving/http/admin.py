@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from radixtide.serving.http.asking import chat_turns, encode
+from radixtide.serving.http.asking import Bounds, encode, encode_chat, salt_of
 from radixtide.serving.http.auth import admin_of
 from radixtide.serving.http.errors import ApiError, json_response, wrong_field
 from radixtide.serving.http.limits import read_bytes
@@ -32,9 +32,8 @@ async def pin(request: Request) -> Response:
     engine, _ = service.up()
     asked = read_body(await read_bytes(request, service.config), PinRequest)
     tokens = await _tokens(service, asked)
-    result = await engine.pin(
-        tokens, asked.ttl_s, cache_salt=asked.cache_salt, extra_key=client.cache_salt
-    )
+    salt = salt_of(asked, service.config)
+    result = await engine.pin(tokens, asked.ttl_s, cache_salt=salt, extra_key=client.cache_salt)
     return json_response(
         {
             "tokens": len(tokens),
@@ -52,7 +51,8 @@ async def unpin(request: Request) -> Response:
     engine, _ = service.up()
     asked = read_body(await read_bytes(request, service.config), PinRequest)
     tokens = await _tokens(service, asked)
-    was = await engine.unpin(tokens, cache_salt=asked.cache_salt, extra_key=client.cache_salt)
+    salt = salt_of(asked, service.config)
+    was = await engine.unpin(tokens, cache_salt=salt, extra_key=client.cache_salt)
     return json_response({"tokens": len(tokens), "was_pinned": was})
 
 
@@ -67,7 +67,8 @@ async def audit(request: Request) -> Response:
 
 async def _tokens(service: Service, asked: PinRequest) -> Sequence[int]:
     """Return the one prefix that `asked` names, as tokens."""
-    _, model = service.up()
+    engine, model = service.up()
+    bounds = Bounds.of(engine, model, service.config)
     given = [name for name in ("text", "tokens", "messages") if getattr(asked, name) is not None]
     if len(given) != 1:
         told = " and ".join(given) if given else "none of them"
@@ -78,9 +79,8 @@ async def _tokens(service: Service, asked: PinRequest) -> Sequence[int]:
         text = asked.text
         tokens = await encode(service, lambda: model.tokenizer.encode(text), len(text))
     else:
-        turns = chat_turns(asked.messages or ())
-        chars = sum(len(turn["content"]) for turn in turns)
-        tokens = await encode(service, lambda: model.tokenizer.chat(turns), chars)
+        tokens = await encode_chat(service, model, asked.messages or (), bounds.prompt)
     if not tokens:
         raise wrong_field(given[0], "is empty; a prefix has at least one token")
+    bounds.check_prompt(tokens, given[0])
     return tokens

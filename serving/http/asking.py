@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -11,7 +11,7 @@ import anyio.to_thread
 from radixtide.serving.http.auth import Client
 from radixtide.serving.http.config import ServerConfig
 from radixtide.serving.http.errors import ApiError, wrong_field
-from radixtide.serving.http.protocol import Asked, ChatMessage
+from radixtide.serving.http.protocol import Asked, ChatMessage, PinRequest
 from radixtide.serving.http.service import Service
 from radixtide.serving.params import SamplingParams
 
@@ -26,6 +26,8 @@ ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assi
 
 INLINE_CHARS: Final = 2048
 """Text up to which encoding on the loop is cheaper than a thread's turn."""
+TURN_CHARS: Final = 32
+"""What a chat template makes of an empty message, about: it costs as much as its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,28 @@ async def encode(service: Service, work: Callable[[], Result], chars: int) -> Re
     return await anyio.to_thread.run_sync(work, limiter=service.encoding, abandon_on_cancel=False)
 
 
-def chat_turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
-    """Return `messages` as the model's template takes them; ApiError where it can not."""
+async def encode_chat(
+    service: Service, model: LoadedModel, messages: Sequence[ChatMessage], most: int
+) -> Sequence[int]:
+    """Return `messages` as tokens, in the model's template; ApiError where that can not be.
+
+    `most`: tokens that a prompt may have, and so messages, and parts of one.
+    """
     if not messages:
         raise wrong_field("messages", "is empty; send at least one message")
+    if len(messages) > most:
+        raise wrong_field(
+            "messages",
+            f"{len(messages)} messages, but this server takes at most {most} tokens; shorten it",
+            code="context_length_exceeded",
+        )
+    turns = chat_turns(messages, most)
+    chars = sum(TURN_CHARS + len(turn["content"]) for turn in turns)
+    return await encode(service, lambda: model.tokenizer.chat(turns), chars)
+
+
+def chat_turns(messages: Sequence[ChatMessage], parts_max: int) -> list[dict[str, str]]:
+    """Return `messages` as the model's template takes them; ApiError where it can not."""
     turns = []
     for place, message in enumerate(messages):
         role = ROLES.get(message.role)
@@ -77,17 +97,22 @@ def chat_turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
                 f"messages[{place}].role",
                 f"{message.role[:40]!r} is not supported; use one of {', '.join(ROLES)}",
             )
-        turns.append({"role": role, "content": _content(message, place)})
+        turns.append({"role": role, "content": _content(message, place, parts_max)})
     return turns
 
 
-def _content(message: ChatMessage, place: int) -> str:
+def _content(message: ChatMessage, place: int, parts_max: int) -> str:
     if message.content is None:
         if message.role == "assistant":
             return ""
         raise wrong_field(f"messages[{place}].content", "is missing; write text")
     if isinstance(message.content, str):
         return message.content
+    if len(message.content) > parts_max:
+        raise wrong_field(
+            f"messages[{place}].content",
+            f"{len(message.content)} parts; at most {parts_max} are allowed",
+        )
     texts = []
     for number, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
@@ -108,6 +133,17 @@ def refuse_unsupported(asked: Asked) -> None:
         raise wrong_field("logit_bias", "is not supported; leave it out", code="unsupported")
     if asked.stream_options is not None and not asked.stream:
         raise wrong_field("stream_options", "goes with stream: true only; leave it out")
+
+
+def salt_of(asked: Asked | PinRequest, config: ServerConfig) -> str | None:
+    """Return the salt of a request, bounded in length: it is kept with what is cached."""
+    salt = asked.cache_salt
+    if salt is not None and len(salt) > config.salt_chars_max:
+        raise wrong_field(
+            "cache_salt",
+            f"{len(salt)} characters; at most {config.salt_chars_max} are allowed",
+        )
+    return salt
 
 
 def stops_of(asked: Asked, config: ServerConfig) -> tuple[str, ...]:
@@ -159,7 +195,7 @@ class Bounds:
         own = config.prompt_tokens_max or context
         return cls(context, min(own, context - 1), engine.config.max_output_tokens)
 
-    def check_prompt(self, prompt: Sequence[int], param: str) -> None:
+    def check_prompt(self, prompt: Sized, param: str) -> None:
         """Raise ApiError (400) where a prompt is empty or too long."""
         if not prompt:
             raise wrong_field(param, "is empty; send at least one token")

@@ -50,7 +50,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     as the context has room. ``completion_tokens_default``: the same for plain completions.
     ``choices_max``: choices (``n``) times prompts of one request.
     ``stops_max``: stop strings of one request; ``stop_chars_max``: length of one;
-    ``stop_tokens_max``: its ``stop_token_ids``.
+    ``stop_tokens_max``: its ``stop_token_ids``. ``salt_chars_max``: length of a ``cache_salt``.
     ``top_logprobs_max``: alternatives told for a token.
     ``heartbeat_s``: a stream without a token for so long sends a comment, so that nobody on the way
     takes it for dead. ``grace_s``: how long running answers may go on when the server ends.
@@ -76,6 +76,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     stops_max: Positive = 8
     stop_chars_max: Positive = 256
     stop_tokens_max: Positive = 64
+    salt_chars_max: Positive = 256
     top_logprobs_max: NonNegative = 20
     heartbeat_s: Seconds = 15.0
     grace_s: Seconds = 10.0

@@ -16,11 +16,11 @@ from radixtide.serving.http.answers import Answer, Entry
 from radixtide.serving.http.asking import (
     Bounds,
     Order,
-    chat_turns,
     check_model,
     choices_of,
-    encode,
+    encode_chat,
     refuse_unsupported,
+    salt_of,
     sampling,
     stops_of,
 )
@@ -53,10 +53,9 @@ async def orders_of(service: Service, client: Client, asked: ChatRequest) -> lis
     _refuse_tools(asked)
     top = _top_logprobs(asked, config)
     choices, stops = choices_of(asked, config), stops_of(asked, config)
-    turns = chat_turns(asked.messages)
-    chars = sum(len(turn["content"]) for turn in turns)
-    prompt = await encode(service, lambda: model.tokenizer.chat(turns), chars)
+    salt = salt_of(asked, config)
     bounds = Bounds.of(engine, model, config)
+    prompt = await encode_chat(service, model, asked.messages, bounds.prompt)
     bounds.check_prompt(prompt, "messages")
     named = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     tokens = bounds.answer_tokens(
@@ -68,7 +67,7 @@ async def orders_of(service: Service, client: Client, asked: ChatRequest) -> lis
             params=sampling(asked, tokens, top, choice),
             stops=stops,
             logprobs=top is not None,
-            salt=asked.cache_salt,
+            salt=salt,
             client=client,
             priority=asked.priority or 0,
         )

@@ -20,6 +20,7 @@ from radixtide.serving.http.asking import (
     choices_of,
     encode,
     refuse_unsupported,
+    salt_of,
     sampling,
     stops_of,
 )
@@ -57,12 +58,12 @@ async def orders_of(
     check_model(service, asked.model)
     refuse_unsupported(asked)
     top = _refuse_own(asked, config)
-    given = prompts_of(asked)
+    bounds, salt = Bounds.of(engine, model, config), salt_of(asked, config)
+    given = prompts_of(asked, bounds, config)
     choices, stops = choices_of(asked, config, len(given)), stops_of(asked, config)
-    bounds = Bounds.of(engine, model, config)
     orders, echoes = [], []
     for prompt in given:
-        tokens = await _tokens(service, prompt)
+        tokens = await _tokens(service, prompt, bounds)
         bounds.check_prompt(tokens, "prompt")
         most = bounds.answer_tokens(
             len(tokens), asked.max_tokens, config.completion_tokens_default, "max_tokens"
@@ -77,7 +78,7 @@ async def orders_of(
                     params=sampling(asked, most, top, choice),
                     stops=stops,
                     logprobs=top is not None,
-                    salt=asked.cache_salt,
+                    salt=salt,
                     client=client,
                     priority=asked.priority or 0,
                 )
@@ -107,7 +108,9 @@ def _refuse_own(asked: CompletionRequest, config: ServerConfig) -> int | None:
     return top
 
 
-def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
+def prompts_of(
+    asked: CompletionRequest, bounds: Bounds, config: ServerConfig
+) -> list[str | list[int]]:
     """Return the prompts: texts, or lists of token ids; ApiError where they are mixed up."""
     prompt = asked.prompt
     if isinstance(prompt, str):
@@ -115,6 +118,11 @@ def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
     if not prompt:
         raise wrong_field("prompt", "is empty; send text, or token ids")
     kind = type(prompt[0])
+    # Before each is looked at: a body has room for millions.
+    if kind is int:
+        bounds.check_prompt(prompt, "prompt")
+    else:
+        choices_of(asked, config, len(prompt))
     for place, item in enumerate(prompt):
         if type(item) is not kind:
             raise wrong_field(
@@ -127,11 +135,12 @@ def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
     return [item for item in prompt if not isinstance(item, int)]
 
 
-async def _tokens(service: Service, prompt: str | list[int]) -> Sequence[int]:
+async def _tokens(service: Service, prompt: str | list[int], bounds: Bounds) -> Sequence[int]:
     _, model = service.up()
     if isinstance(prompt, str):
         text = prompt
         return await encode(service, lambda: model.tokenizer.encode(text), len(text))
+    bounds.check_prompt(prompt, "prompt")
     wrong = next((token for token in prompt if not 0 <= token < model.vocabulary), None)
     if wrong is not None:
         raise wrong_field(
