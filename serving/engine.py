@@ -192,9 +192,12 @@ class Engine:
                 f"logprobs must be at most {self.config.logprobs_max}, not {params.logprobs}"
             )
         arrival = next(self._arrivals)
-        rid = f"r{arrival}" if rid is None else rid
-        if any(one.rid == rid for one in board.all()):
+        names = {one.rid for one in board.all()}
+        if rid in names:
             raise InvalidInput(f"request id {rid!r} is in use; give each request one of its own")
+        while rid is None and f"r{arrival}" in names:
+            arrival = next(self._arrivals)
+        rid = f"r{arrival}" if rid is None else rid
         if len(board.waiting) >= self.config.queue_max + _free_places(board):
             board.stats.refused += 1
             raise Overloaded(
@@ -237,7 +240,12 @@ class Engine:
         return min(self.model.max_context, board.shape.full_size)
 
     def _prompt(self, board: Board, prompt_ids: TokenIds) -> npt.NDArray[np.int64]:
-        array = np.asarray(prompt_ids if isinstance(prompt_ids, np.ndarray) else list(prompt_ids))
+        try:
+            array = np.asarray(
+                prompt_ids if isinstance(prompt_ids, np.ndarray) else list(prompt_ids)
+            )
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"the prompt must be a sequence of token ids: {error}") from None
         if array.ndim != 1 or not len(array):
             raise InvalidInput("the prompt must be a sequence of at least one token id")
         if array.dtype.kind not in "iu":

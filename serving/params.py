@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from numbers import Integral, Real
 from typing import Any
 
@@ -54,7 +55,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidInput(f"temperature must be at least 0, not {self.temperature:g}")
         if not 0 < self.top_p <= 1:
             raise InvalidInput(f"top_p must be above 0 and at most 1, not {self.top_p:g}")
+        if self.ignore_eos.__class__ is not bool:
+            raise InvalidInput(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+        if not isinstance(self.stop_token_ids, Collection):
+            raise InvalidInput(f"stop_token_ids must be token ids, not {self.stop_token_ids!r}")
         for token in self.stop_token_ids:
+            if token is None:
+                raise InvalidInput("stop_token_ids must be token ids, and has None")
             _whole("stop_token_ids", token, 0)
 
     @property
@@ -71,8 +78,12 @@ def _whole(name: str, value: Any, least: int) -> None:
 
 
 def _real(name: str, value: Any) -> None:
-    if value.__class__ is bool or not isinstance(value, Real) or not math.isfinite(float(value)):
-        raise InvalidInput(f"{name} must be a finite number, not {value!r}")
+    try:
+        fine = value.__class__ is not bool and isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        fine = False
+    if not fine:
+        raise InvalidInput(f"{name} must be a finite number, not {value!r:.40}")
 
 
 def is_whole(value: Any) -> bool:

@@ -1,8 +1,8 @@
 """From logits to a token.
 
 What is drawn for the n-th token of an answer depends on the request's seed, on n and on the logits,
-and on nothing else: not on what else is in the batch, and not on how often the request was
-retracted in between.
+and on nothing else: not on how often the request was retracted in between, nor on what else is in
+the batch, but for the last digits of the logits that the shape of a batch has a say in.
 """
 
 from __future__ import annotations
@@ -84,9 +84,13 @@ class Sampler:
             places = best.indices.numpy()[:count]
             ids = places if ids is None else ids[places]
             weights = best.values[:count]
-        summed = np.cumsum(weights.numpy())
-        point = np.random.default_rng((self.seed, index)).random() * summed[-1]
-        place = min(int(np.searchsorted(summed, point, side="right")), len(summed) - 1)
+        # The first of exponential clocks of these rates (the Gumbel-max trick). Each token has a
+        # clock of its own: noise in the logits changes the winner only where two come in together,
+        # while a point in their cumulative sum would mean another token by the noise of all before.
+        clocks = np.random.default_rng((self.seed, index)).standard_exponential(size)
+        with np.errstate(divide="ignore"):
+            times = (clocks if ids is None else clocks[ids]) / weights.numpy()
+        place = int(np.argmin(times))
         return place if ids is None else int(ids[place])
 
 

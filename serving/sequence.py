@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,7 @@ class Sequence:
         self.looked = -1
         self.overtaken = 0
         self.returns = False
+        self._shared: WeakKeyDictionary[Sequence, tuple[int, int]] = WeakKeyDictionary()
         # Of what was begun while it waited.
         self.fetch: Prefetch | None = None
         self.fetch_began = 0.0
@@ -223,13 +225,20 @@ class Sequence:
         return "prefill" if self.prefills else "decode"
 
     def shares_with(self, other: Sequence) -> int:
-        """Return how many leading tokens both have, in one namespace. Cost O(length)."""
+        """Return how many leading tokens both have, in one namespace.
+
+        Cost O(length), once for each other one and length: who waits asks at every look.
+        """
         if (self.extra_key, self.cache_salt) != (other.extra_key, other.cache_salt):
             return 0
         most = min(self.length, other.length)
-        differ = self.tokens[:most] != other.tokens[:most]
-        first = int(np.argmax(differ)) if most else 0
-        return first if most and differ[first] else most
+        compared, common = self._shared.get(other, (0, 0))
+        if compared != most:
+            differ = self.tokens[:most] != other.tokens[:most]
+            first = int(np.argmax(differ)) if most else 0
+            common = first if most and differ[first] else most
+            self._shared[other] = (most, common)
+        return common
 
 
 def youngest(running: Seq[Sequence]) -> Sequence:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from radixtide.serving.http.config import ServerConfig
+from radixtide.serving.http.protocol import UNSUPPORTED, Unsupported
 from support.server import MODEL, ThreadedServer, raw, read_answer, request_bytes
 from support.servers import wait_for
 
@@ -56,6 +57,17 @@ def plain(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "hello", "max_tokens": 2, **fields}
 
 
+def test_a_field_that_asks_for_what_happens_anyway_is_taken(server: ThreadedServer) -> None:
+    assert {*UNSUPPORTED, "response_format"} == set(Unsupported.__struct_fields__)
+    for neutral in (UNSUPPORTED, dict.fromkeys(UNSUPPORTED)):
+        fields = {**neutral, "response_format": {"type": "text"}}
+        for path, body in (
+            ("/v1/chat/completions", chat(**fields)),
+            ("/v1/completions", plain(**fields)),
+        ):
+            assert server.post(path, body).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
@@ -85,6 +97,23 @@ def plain(**fields: Any) -> dict[str, Any]:
         (chat(stream_options=7, stream=True), "stream_options", "expected object | null"),
         (chat(tools=[{"type": "function"}]), "tools", "not supported"),
         (chat(response_format={"type": "json_object"}), "response_format", "use 'text'"),
+        *(
+            (chat(**{name: value}), name, "is not supported; leave it out")
+            for name, value in {
+                "repetition_penalty": 1.3,
+                "min_p": 0.1,
+                "min_tokens": 5,
+                "guided_json": {"type": "object"},
+                "bad_words": ["no"],
+                "include_stop_str_in_output": True,
+                "skip_special_tokens": False,
+                "chat_template_kwargs": {"enable_thinking": False},
+                "continue_final_message": True,
+            }.items()
+        ),
+        (plain(min_tokens=3), "min_tokens", "not supported"),
+        (plain(response_format={"type": "json_object"}), "response_format", "use 'text'"),
+        (plain(tools=[1]), "tools", "not supported"),
         (chat(frequency_penalty=0.1), "frequency_penalty", "not supported"),
         (chat(logit_bias={"5": 1}), "logit_bias", "not supported"),
         (chat(messages=[]), "messages", "is empty"),
@@ -98,6 +127,11 @@ def plain(**fields: Any) -> dict[str, Any]:
             chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
             "messages[0].content[0]",
             "parts of type 'text'",
+        ),
+        (
+            chat(messages=[{"role": "user", "content": [{"type": "text"}]}]),
+            "messages[0].content[0].text",
+            "is missing; write text",
         ),
         (chat(messages=[*MESSAGES, {"role": "user", "content": "x" * 3000}]), "messages", "tokens"),
         (chat(messages=EMPTY * 2048), "messages", "2048 messages, but this server takes at most"),

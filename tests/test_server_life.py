@@ -55,8 +55,17 @@ def test_at_the_end_a_running_answer_gets_its_time_and_nobody_new_is_taken() -> 
             first = next(iter(stream))
             server.stop()
             wait_for(lambda: server.service.phase == "stopping", "it does not begin to end")
-            assert other.recv(10) == b"", "a connection that rests is closed"
-        chunks = [first, *stream]
+            # While the answer goes on, a balancer can ask, and learns that this server is going.
+            for path, status in (("/health", b" 503 "), ("/", b" 200 ")):
+                with raw(server) as late:
+                    late.sendall(f"GET {path} HTTP/1.1\r\nhost: here\r\n\r\n".encode())
+                    assert status in late.recv(20)
+            refused = server.post("/v1/completions", {"model": MODEL, "prompt": "late"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+            other.sendall(b"GET /health HTTP/1.1\r\nhost: here\r\n\r\n")
+            assert read_answer(other)[0] == 503
+            chunks = [first, *stream]
+            assert other.recv(10) == b"", "a connection that rests is closed at the end"
         assert chunks[-1].choices[0].finish_reason == "length"
     with pytest.raises(openai.APIConnectionError):
         server.openai.models.list()

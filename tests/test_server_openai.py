@@ -381,6 +381,14 @@ def test_a_server_with_keys_refuses_others_and_keeps_their_caches_apart() -> Non
         assert cached("bob-secret", "alice") == 0
         assert cached("operator-secret", "alice") == 0
 
+        # What tells of all together is for admins, whatever it is.
+        for path in ("/stats", "/metrics", "/live"):
+            assert server.get(path).status_code == 401
+            for key, status in (("bob-secret", 403), ("operator-secret", 200)):
+                headers = {"authorization": f"Bearer {key}"}
+                with httpx.stream("GET", f"{server.url}{path}", headers=headers) as answer:
+                    assert answer.status_code == status
+
         def flush(key: str | None) -> httpx.Response:
             headers = {} if key is None else {"authorization": f"Bearer {key}"}
             return server.post("/admin/flush", {"tier": "device"}, headers=headers)

@@ -313,6 +313,10 @@ async def test_a_name_that_is_in_use_is_refused_until_its_request_has_ended() ->
             bench.ask([4, 5], rid="mine")
         await heard(first)
         assert (await bench.check([4, 5], rid="mine")).rid == "mine"
+        # A caller who names nothing meets nobody's name.
+        named = [bench.ask([1, 2, 3], rid=f"r{number}") for number in range(10)]
+        await bench.check([4, 5])
+        await asyncio.gather(*map(heard, named))
 
 
 async def test_a_full_queue_refuses_and_takes_again_when_there_is_room() -> None:

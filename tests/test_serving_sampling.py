@@ -70,6 +70,18 @@ def test_a_draw_depends_on_its_place_and_on_no_draw_before() -> None:
     assert backwards[::-1] == draws(50)
 
 
+def test_the_last_digits_of_the_logits_change_a_draw_only_where_two_tokens_meet() -> None:
+    rng = np.random.default_rng(5)
+    logits = torch.from_numpy(rng.normal(0.0, 2.0, 50_000)).float()
+    noise = torch.from_numpy(rng.normal(0.0, 1e-5, 50_000)).float()
+    for params in ({}, {"top_k": 1000}, {"top_p": 0.9}):
+        sampler = Sampler(SamplingParams(seed=1, temperature=1.5, **params))
+        changed = sum(
+            sampler.draw(logits, at).id != sampler.draw(logits + noise, at).id for at in range(100)
+        )
+        assert changed <= 1
+
+
 def test_logprobs_are_the_models_own_whatever_the_temperature() -> None:
     params = SamplingParams(temperature=0.3, top_k=2, seed=1, logprobs=3)
     token = Sampler(params).draw(LOGITS + 7.0, 0)
@@ -118,6 +130,11 @@ def test_what_is_drawn_is_among_what_top_k_and_top_p_leave(
         {"seed": 2**63},
         {"logprobs": -1},
         {"stop_token_ids": (-1,)},
+        {"stop_token_ids": None},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": (None,)},
+        {"temperature": 10**400},
+        {"ignore_eos": "x"},
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from radixtide.configs.errors import RadixtideError
 from radixtide.serving.http import admin, live
 from radixtide.serving.http.asking import check_model
-from radixtide.serving.http.auth import client_of
+from radixtide.serving.http.auth import client_of, watcher_of
 from radixtide.serving.http.config import ServerConfig
 from radixtide.serving.http.errors import json_response, tell_api_error, tell_http_error
 from radixtide.serving.http.limits import Gone, head_fits, head_too_large
@@ -103,6 +103,7 @@ def _card(service: Service) -> ModelCard:
 
 async def metrics(request: Request) -> Response:
     """``GET /metrics``: for Prometheus."""
+    watcher_of(request)
     service = service_of(request)
     engine = service.engine
     page = service.metrics.page(None if engine is None else await engine.stats())
@@ -111,6 +112,7 @@ async def metrics(request: Request) -> Response:
 
 async def stats(request: Request) -> Response:
     """``GET /stats``: what the engine and its cache hold, as JSON."""
+    watcher_of(request)
     service = service_of(request)
     engine, _ = service.up()
     found: dict[str, Any] = msgspec.to_builtins(await engine.stats())
@@ -148,9 +150,12 @@ class _Counted:
                 status = message["status"]
             await send(message)
 
+        answers = scope["method"] == "POST"
+        self._service.answering += answers
         try:
             await app(scope, receive, watched)
         finally:
+            self._service.answering -= answers
             # The route's own path, not the client's: it could make up endlessly many.
             route = scope.get("route")
             path = getattr(route, "path", "other")

@@ -11,7 +11,7 @@ import anyio.to_thread
 from radixtide.serving.http.auth import Client
 from radixtide.serving.http.config import ServerConfig
 from radixtide.serving.http.errors import ApiError, wrong_field
-from radixtide.serving.http.protocol import Asked, ChatMessage, PinRequest
+from radixtide.serving.http.protocol import UNSUPPORTED, Asked, ChatMessage, PinRequest
 from radixtide.serving.http.service import Service
 from radixtide.serving.params import SamplingParams
 
@@ -115,22 +115,30 @@ def _content(message: ChatMessage, place: int, parts_max: int) -> str:
         )
     texts = []
     for number, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
+        where = f"messages[{place}].content[{number}]"
+        if part.type != "text":
             raise wrong_field(
-                f"messages[{place}].content[{number}]",
+                where,
                 f"parts of type {part.type[:40]!r} are not supported; send parts of type 'text'",
             )
+        if part.text is None:
+            raise wrong_field(f"{where}.text", "is missing; write text")
         texts.append(part.text)
     return "".join(texts)
 
 
 def refuse_unsupported(asked: Asked) -> None:
     """Raise ApiError (400) for fields that would change the answer, and are not supported."""
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(asked, name):
+    for name, neutral in UNSUPPORTED.items():
+        value = getattr(asked, name)
+        if value is not None and value != neutral:
             raise wrong_field(name, "is not supported; leave it out", code="unsupported")
-    if asked.logit_bias:
-        raise wrong_field("logit_bias", "is not supported; leave it out", code="unsupported")
+    if asked.response_format is not None and asked.response_format.type != "text":
+        raise wrong_field(
+            "response_format",
+            f"{asked.response_format.type[:40]!r} is not supported; use 'text', or leave it out",
+            code="unsupported",
+        )
     if asked.stream_options is not None and not asked.stream:
         raise wrong_field("stream_options", "goes with stream: true only; leave it out")
 

@@ -35,11 +35,10 @@ def client_of(request: Request) -> Client:
     return find_client(service_of(request).config, request.headers.get("authorization", ""))
 
 
-def admin_of(request: Request) -> Client:
+def watcher_of(request: Request) -> Client:
     """Return who sent `request`; ApiError (403) where that client is no admin.
 
-    Another web page can have a browser send a form to this server, but not JSON: so only that is
-    taken here.
+    For what tells of all clients together: one client must not learn what others have cached.
     """
     client = client_of(request)
     if not client.admin:
@@ -48,6 +47,16 @@ def admin_of(request: Request) -> Client:
             f"the key of {client.name} is no admin's; set server.keys.{client.name}.admin",
             code="not_admin",
         )
+    return client
+
+
+def admin_of(request: Request) -> Client:
+    """Return who sent `request`, which changes something; ApiError (403) for who is no admin.
+
+    Another web page can have a browser send a form to this server, but not JSON: so only that is
+    taken here.
+    """
+    client = watcher_of(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "send JSON, with the header content-type: application/json")

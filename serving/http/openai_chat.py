@@ -50,7 +50,6 @@ async def orders_of(service: Service, client: Client, asked: ChatRequest) -> lis
     config = service.config
     check_model(service, asked.model)
     refuse_unsupported(asked)
-    _refuse_tools(asked)
     top = _top_logprobs(asked, config)
     choices, stops = choices_of(asked, config), stops_of(asked, config)
     salt = salt_of(asked, config)
@@ -73,18 +72,6 @@ async def orders_of(service: Service, client: Client, asked: ChatRequest) -> lis
         )
         for choice in range(choices)
     ]
-
-
-def _refuse_tools(asked: ChatRequest) -> None:
-    for name in ("tools", "functions"):
-        if getattr(asked, name):
-            raise wrong_field(name, "are not supported; leave them out", code="unsupported")
-    if asked.response_format is not None and asked.response_format.type != "text":
-        raise wrong_field(
-            "response_format",
-            f"{asked.response_format.type[:40]!r} is not supported; use 'text', or leave it out",
-            code="unsupported",
-        )
 
 
 def _top_logprobs(asked: ChatRequest, config: ServerConfig) -> int | None:

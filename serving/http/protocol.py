@@ -1,7 +1,8 @@
 """The OpenAI API as data: what clients send and what they get. Fields are named as there.
 
 Fields that are not listed are ignored, as the official client may send more; those that are listed
-because they would change the answer, and are not supported, are refused.
+because they would change the answer, and are not supported, are refused: the API's own, and those
+that other servers have added to it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,86 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseFormat(msgspec.Struct, frozen=True):
+    """Only ``text`` is supported."""
+
+    type: str
+
+
+UNSUPPORTED: Final[dict[str, Any]] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "length_penalty": 1,
+    "logit_bias": {},
+    "min_p": 0,
+    "min_tokens": 0,
+    "use_beam_search": False,
+    "bad_words": [],
+    "allowed_token_ids": [],
+    "stop_regex": [],
+    "no_stop_trim": False,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None,
+    "prompt_logprobs": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "structured_outputs": None,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "chat_template": None,
+    "chat_template_kwargs": {},
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "tools": [],
+    "functions": [],
+}
+"""Fields that would change an answer, and the value of each that asks for what happens anyway."""
+
+
+class Unsupported(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that are refused unless they ask for what happens anyway."""
+
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    use_beam_search: bool | None = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    stop_regex: Any = None
+    no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Any = None
+    prompt_logprobs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    chat_template: Any = None
+    chat_template_kwargs: Any = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    response_format: ResponseFormat | None = None
+
+
+class Asked(Unsupported, frozen=True, kw_only=True):
     """What requests of both kinds share.
 
     ``cache_salt``: what this request caches is shared only with requests of the same salt.
@@ -44,10 +124,6 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: Priority | None = None
-    # Refused unless they ask for what happens anyway.
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
 
 class ContentPart(msgspec.Struct, frozen=True):
@@ -64,12 +140,6 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str | list[ContentPart] | None = None
 
 
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """Only ``text`` is supported."""
-
-    type: str
-
-
 class ChatRequest(Asked, frozen=True, kw_only=True):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -77,9 +147,6 @@ class ChatRequest(Asked, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    response_format: ResponseFormat | None = None
 
 
 class CompletionRequest(Asked, frozen=True, kw_only=True):

@@ -31,6 +31,9 @@ from radixtide.serving.models import LoadedModel, load_model
 LOOK_S: Final = 1.0
 """How often it is looked whether the engine still lives."""
 
+DRAIN_LOOK_S: Final = 0.05
+"""How often it is looked whether the last answers have ended."""
+
 LAST_S: Final = 2
 """Time that streams have to tell their clients of the end, when their grace is over."""
 
@@ -111,10 +114,19 @@ class Server(uvicorn.Server):
         self.listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take nothing new, wait for what runs, and tell those that are left."""
-        self._service.close()
+        """Take nothing new, wait for what runs, and tell those that are left.
+
+        The port answers meanwhile, with 503: so a balancer learns that this server is going.
+        """
+        service = self._service
+        service.close()
         async with anyio.create_task_group() as group:
             group.start_soon(self._end_late)
+            # ASYNC110: `force_exit` is a flag that uvicorn looks at as well, and no event.
+            while (  # noqa: ASYNC110
+                service.answering and not service.ended.is_set() and not self.force_exit
+            ):
+                await anyio.sleep(DRAIN_LOOK_S)
             await super().shutdown(sockets)
             group.cancel_scope.cancel()
 

@@ -23,7 +23,8 @@ class Service:
     """The server's state. ``engine`` and ``model`` are None while the model loads.
 
     ``stopping`` is set when the server begins to end: nothing new is taken. ``ended`` is set when
-    what still runs has had its time: streams tell so, and end.
+    what still runs has had its time: streams tell so, and end. ``answering``: requests that want
+    something done and are not answered yet.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -34,6 +35,7 @@ class Service:
         self.metrics = Metrics()
         self.stopping = anyio.Event()
         self.ended = anyio.Event()
+        self.answering = 0
         self.started = time.time()
         self.encoding = anyio.CapacityLimiter(1)
 
