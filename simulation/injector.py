@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 CANCELLED: Final = "cancelled by a fault plan"
 """The message of the CancelledError that a caller gets from ``cancel_caller``."""
 
-CALLERS_MAX: Final = 4096
-"""Of so many calls that have no answer yet it is remembered who awaits them."""
+CALLERS_MAX: Final = 128
+"""Calls whose callers are remembered, before it is looked which of them are over."""
 
 _SEND: Final = 0
 _REPLY: Final = 1
@@ -96,6 +96,7 @@ class Injector(Deciding):
         self._chosen: dict[tuple[int, type, str, str], tuple[Armed, ...]] = {}
         self._in_hand: dict[tuple[Any, str], Envelope] = {}
         self._callers: dict[Envelope, asyncio.Task[Any]] = {}
+        self._callers_max = CALLERS_MAX
         self._cancels_by_reply = any(
             one.kind == "cancel_caller" and one.fault.where != "request" for one in self._armed
         )
@@ -272,8 +273,11 @@ class Injector(Deciding):
             task = asyncio.current_task(self._loop)
             assert task is not None
             self._callers[envelope] = task
-            while len(self._callers) > CALLERS_MAX:
-                del self._callers[next(iter(self._callers))]
+            if len(self._callers) > self._callers_max:
+                # Calls that ended without an answer: their keys need no memory any more.
+                left = {one: by for one, by in self._callers.items() if self._is_awaited(one)}
+                self._callers = left
+                self._callers_max = max(CALLERS_MAX, 2 * len(left))
 
     def _garble(self, armed: Armed, content: Any) -> None:
         """Encode a message, alter one byte, and see that it can not be read: so it is lost."""
