@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from radixtide.configs.host import bytes_per_slot, host_slots
-from radixtide.configs.loader import load_config, render_config
+from radixtide.configs.loader import load_config, load_toml, render_config
 from radixtide.configs.schema import CacheConfig
 from radixtide.configs.sections import installed_components
 from radixtide.configs.tier_rules import device_pools
+from radixtide.serving.http.config import ServeConfig, load_serve_config
 
 app = typer.Typer(help="Check config files, and show what they mean.", no_args_is_help=True)
+
+SERVER_KEYS: Final = {*ServeConfig.__struct_fields__} - {*CacheConfig.__struct_fields__}
+"""Keys at the top of a file that only a server's config has."""
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A config file in TOML.")]
 
 
 @app.command()
 def check(file: File) -> None:
-    """Say whether FILE is a config that a cache can be built from."""
-    config = load_config(file, components=installed_components())
+    """Say whether FILE is a config that a cache can be built from, or a server."""
+    config = _load(file)
+    if not isinstance(config, CacheConfig):
+        typer.echo(f"{file}: ok ({_of_server(config)})")
+        return
     pools, page = config.pools, config.page_size
     sizes = [f"{pools.full.size // page} pages of {page}"]
     if pools.swa is not None:
@@ -36,6 +43,22 @@ def check(file: File) -> None:
     if config.storage is not None:
         parts.append(f"storage: {config.storage.url}")
     typer.echo(f"{file}: ok ({'; '.join(parts)})")
+
+
+def _load(file: Path) -> CacheConfig | ServeConfig:
+    """Return what is in `file`: the config of a cache, or that of a server."""
+    if SERVER_KEYS.isdisjoint(load_toml(file)):
+        return load_config(file, components=installed_components())
+    return load_serve_config(file)
+
+
+def _of_server(config: ServeConfig) -> str:
+    cache, server = config.cache, config.server
+    parts = [config.model, f"{cache.tokens} tokens in pages of {cache.page_size}"]
+    parts.append(f"host: {cache.host_ratio:g} times that" if cache.host_ratio else "no host tier")
+    if cache.storage is not None:
+        parts.append(f"storage: {cache.storage.url}")
+    return "; ".join([*parts, f"{server.host}:{server.port}", f"{len(server.keys)} keys"])
 
 
 def _host_sizes(config: CacheConfig) -> Iterator[str]:
@@ -54,7 +77,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="As one JSON object, for machines.")] = False,
 ) -> None:
     """Print FILE with every default spelled out, as TOML."""
-    config = load_config(file, components=installed_components())
+    config = _load(file)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(config)).decode())
     else:

@@ -3,12 +3,13 @@
 Each command lives in a file of its own, which imports the core only when the command runs: so
 ``radixtide --help`` and ``radixtide config`` answer without loading PyTorch.
 
-Exit status: 0 when all went well, 1 for an error that the message explains, 2 for a wrong use of
-the command line. Data goes to stdout, everything else to stderr.
+Exit status: 0 when all went well, 1 for an error that the message explains, 2 for a command line
+that can not be read. Data goes to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated, NoReturn
 
@@ -68,6 +69,9 @@ def main() -> NoReturn:
     except RadixtideError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
+    finally:
+        # Else the interpreter's last collection goes through all of torch once more: a second.
+        gc.freeze()
     sys.exit(0)
 
 

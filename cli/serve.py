@@ -78,14 +78,11 @@ def needs_extra() -> None:
     """Raise ConfigError where the packages of the extra `serve` are missing."""
     from importlib.util import find_spec
 
-    from radixtide.configs.errors import ConfigError
+    from radixtide.configs.errors import ConfigError, how_to_install
 
     for name in ("starlette", "uvicorn", "prometheus_client", "transformers"):
         if find_spec(name) is None:
-            raise ConfigError(
-                f"the package {name} is missing; install the server with: "
-                "pip install 'radixtide[serve]'"
-            )
+            raise ConfigError(f"the package {name} is missing; {how_to_install('serve')}")
 
 
 def say(line: str) -> None:

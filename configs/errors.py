@@ -148,3 +148,11 @@ class InvariantError(RadixtideError):
         head = "; ".join(self.violations[:3])
         more = f" (and {len(self.violations) - 3} more)" if len(self.violations) > 3 else ""
         super().__init__(f"{len(self.violations)} invariant(s) violated: {head}{more}")
+
+
+def how_to_install(extra: str) -> str:
+    """Return what to do where the packages of `extra` are missing, to end a message with."""
+    return (
+        f"install Radixtide with its extra {extra!r} "
+        f"(in a checkout: pip install -c constraints.txt -e '.[{extra}]')"
+    )

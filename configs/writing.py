@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from radixtide.configs.schema import CacheConfig
+from radixtide.configs.schema import Section
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def render_config(config: CacheConfig) -> str:
+def render_config(config: Section) -> str:
     """Return `config` as TOML that reads back equal; keys without a value become comments."""
     document = msgspec.to_builtins(config, builtin_types=(datetime, date, time))
     return "\n".join(_table_lines(document, "")).lstrip("\n") + "\n"

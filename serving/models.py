@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
-from radixtide.configs.errors import ConfigError
+from radixtide.configs.errors import ConfigError, how_to_install
 from radixtide.serving.errors import ModelUnusable
 from radixtide.serving.tokens import ByteTokenizer, PretrainedTokenizer, Tokenizer
 from radixtide.tiers.kv_pool import DTYPES
@@ -169,7 +169,7 @@ def layer_kinds(config: Any) -> tuple[Kind, ...]:
 
 def _need_transformers() -> None:
     if importlib.util.find_spec("transformers") is None:
-        raise ModelUnusable("serving a model needs Transformers: pip install 'radixtide[serve]'")
+        raise ModelUnusable(f"serving a model needs Transformers; {how_to_install('serve')}")
 
 
 def _device(device: str) -> torch.device:

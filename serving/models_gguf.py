@@ -29,6 +29,7 @@ from transformers.integrations.gguf.reader import (
     read_gguf_metadata,
 )
 
+from radixtide.configs.errors import how_to_install
 from radixtide.serving.errors import ModelUnusable
 
 UNREADABLE: Final = (
@@ -78,7 +79,7 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **place)
     except ImportError as error:
         raise ModelUnusable(
-            f"{path}: reading GGUF needs more packages: pip install 'radixtide[serve]' ({error})"
+            f"{path}: reading GGUF needs more packages ({error}); {how_to_install('serve')}"
         ) from None
     except UNREADABLE as error:
         raise ModelUnusable(f"{path}: Transformers can not load this model: {error}") from error

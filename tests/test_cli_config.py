@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 import radixtide
+from radixtide.configs.errors import ConfigError
 from radixtide.configs.loader import load_config, parse_config
+from radixtide.serving.http.config import load_serve_config, parse_serve_config
 from support.rooms import ROOT
 
 PRESET = ROOT / "configs" / "full.toml"
+SERVER = ROOT / "configs" / "serve.toml"
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -34,6 +37,17 @@ def test_check_names_the_key_on_stderr_and_exits_with_one(tmp_path: Path) -> Non
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error: {file}: 2 problems\n  pools.full.sise: unknown key")
     assert "Traceback" not in result.stderr
+
+
+def test_the_config_of_a_server_is_checked_and_shown_by_the_same_commands() -> None:
+    result = run("config", "check", SERVER)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{SERVER}: ok (smollm2; 16384 tokens in pages of 16; host: ")
+    result = run("config", "show", SERVER)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert parse_serve_config(result.stdout) == load_serve_config(SERVER)
+    with pytest.raises(ConfigError, match="is the config of a cache; a server makes one"):
+        load_serve_config(PRESET)
 
 
 @pytest.mark.parametrize("command", ["check", "show"])

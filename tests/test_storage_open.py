@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from radixtide.configs.errors import ConfigError
+from radixtide.configs.errors import ConfigError, how_to_install
 from radixtide.configs.schema import StorageConfig
 from radixtide.tiers.storage import StorageFailed, guarded_storage, open_storage
 from radixtide.tiers.storage.files import FileStore
@@ -110,7 +110,7 @@ def test_a_missing_package_says_what_to_install(
     with pytest.raises(ConfigError) as caught:
         open_storage(url)
     assert package in str(caught.value)
-    assert "radixtide[storage]" in str(caught.value)
+    assert how_to_install("storage") in str(caught.value)
 
 
 def test_files_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,8 @@ def refuse_unsupported(asked: Asked) -> None:
 def salt_of(asked: Asked | PinRequest, config: ServerConfig) -> str | None:
     """Return the salt of a request, bounded in length: it is kept with what is cached."""
     salt = asked.cache_salt
+    if salt == "":
+        raise wrong_field("cache_salt", "is empty; leave it out to share with all")
     if salt is not None and len(salt) > config.salt_chars_max:
         raise wrong_field(
             "cache_salt",
@@ -248,6 +250,8 @@ def sampling(asked: Asked, max_tokens: int, top: int | None, choice: int) -> Sam
     }
     if asked.stop_token_ids is not None:
         given["stop_token_ids"] = tuple(asked.stop_token_ids)
+    if asked.top_k == -1:
+        given["top_k"] = 0  # other servers' word for no limit
     if asked.seed is not None:
         # The official API takes any 64-bit seed, also negative ones.
         given["seed"] = (asked.seed + choice) % 2**63

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from radixtide.configs.errors import ConfigError
 from radixtide.configs.loader import load_toml, parse_toml
 from radixtide.configs.reading import config_error, struct_problems
 from radixtide.configs.schema import NonNegative, Positive, Seconds, Section, StorageConfig
@@ -140,6 +141,11 @@ def parse_serve_config(text: str, source: str = "config") -> ServeConfig:
 
 
 def _checked(document: Mapping[str, Any], source: str) -> ServeConfig:
+    if "pools" in document:
+        raise ConfigError(
+            f"{source}: is the config of a cache; a server makes one that fits its model, sized by "
+            "the table [cache] of its own config (configs/serve.toml is an example)"
+        )
     problems = struct_problems(document, ServeConfig)
     if problems:
         raise config_error(source, problems)

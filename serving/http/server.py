@@ -127,6 +127,10 @@ class Server(uvicorn.Server):
                 service.answering and not service.ended.is_set() and not self.force_exit
             ):
                 await anyio.sleep(DRAIN_LOOK_S)
+            if self.force_exit:
+                # Who still listens is told why, and that it is no use to ask here again.
+                service.ended.set()
+                await anyio.sleep(DRAIN_LOOK_S)
             await super().shutdown(sockets)
             group.cancel_scope.cancel()
 

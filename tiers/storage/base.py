@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from radixtide.configs.errors import ConfigError, InvalidInput, RadixtideError
+from radixtide.configs.errors import ConfigError, InvalidInput, RadixtideError, how_to_install
 
 Digests = npt.NDArray[np.uint64]
 """One 64-bit digest a page, as taken when the page left the device."""
@@ -225,5 +225,5 @@ def extra(package: str, hint: str = "") -> Iterator[None]:
     except ImportError as error:
         raise ConfigError(
             f"storage.url: this store needs the package {package} ({error}); "
-            f"pip install 'radixtide[storage]'{hint}"
+            f"{how_to_install('storage')}{hint}"
         ) from error
