@@ -17,6 +17,7 @@ from radixtide.actors.actor import Conversation
 from radixtide.actors.calls import Call
 from radixtide.actors.cascade import MustWait, evict_one
 from radixtide.actors.jobs import LOAD, Job
+from radixtide.actors.load_order import lost_loads
 from radixtide.actors.messages import GetSizes, LockSplit, PathSlots, Splits, Unlock
 from radixtide.actors.op_backup import transfers_of
 from radixtide.actors.op_match import check_request, check_row, check_tokens, depth_of, own
@@ -143,8 +144,8 @@ def _begin(
     nodes = [one for one in path if one in wanted]
     shared = {job.number: job for one in path if one.job & LOADING for job in tiers.jobs.of(one)}
     jobs = [job for job in shared.values() if job.kind == LOAD]
-    if any(job.attempts for job in jobs):
-        # It failed, and is kept for a request that stands on it: nothing will come of it.
+    if jobs and not lost_loads(tiers).isdisjoint(job.number for job in jobs):
+        # It failed, and is kept for who stands on it: nothing will come of it.
         return None
     if not nodes:
         tiers.counters.loads_shared += 1

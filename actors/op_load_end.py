@@ -10,6 +10,7 @@ from radixtide.actors.calls import UndoMatch
 from radixtide.actors.envelope import WAIT_FOR_JOB
 from radixtide.actors.jobs import LOAD, Job
 from radixtide.actors.ledger import Entry
+from radixtide.actors.load_order import builders, lost_loads, may_end, stands, users_of
 from radixtide.actors.messages import LockSplit, Unlock, Validate
 from radixtide.actors.op_backup import drop_host
 from radixtide.actors.op_load import CloseLoad, UndoLoad, WaitLoad
@@ -21,52 +22,28 @@ from radixtide.tree.node import FAILED, ON_DEVICE, ON_HOST, QUEUED, Node
 
 
 def end_loads(state: State) -> Generator[Any, Any, None]:
-    """End the loads that are over, parents before their children."""
+    """End the loads that are over: one that is kept after all that it builds on, else before."""
     tiers = state.tiers
     assert tiers is not None
     ended = True
     while ended:
         ended = False
         for job in list(tiers.jobs):
-            if job.kind == LOAD and job.report is not None and _may_end(tiers, job):
+            if job.kind != LOAD or job.report is None:
+                continue
+            if may_end(tiers, job, lost_loads(tiers)):
                 yield from _end_load(state, tiers, job)
                 ended = True
     tiers.let_in(WAIT_FOR_JOB)
 
 
-def _may_end(tiers: TierState, job: Job) -> bool:
-    """Return whether no load that it builds on is under way, and no request stands on it."""
-    if job.attempts:
-        return not any(record.gone_on for record in _users(tiers, job))
-    for node in job.nodes:
-        for at in (node, node.parent):
-            if at is not None and any(
-                other.kind == LOAD and other.number < job.number and not other.attempts
-                for other in tiers.jobs.of(at)
-            ):
-                return False
-    return True
-
-
-def _users(tiers: TierState, job: Job) -> list[LoadRecord]:
-    return [record for record in tiers.loads.values() if job.number in record.jobs]
-
-
 def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, None]:
     report: CopyDone = job.report
     nodes = list(job.nodes)
-    inside = set(nodes)
-    keep = report.ok and not job.attempts
-    carried = set(job.depths.get(state.carrier.name, ()))
-    for node in nodes:
-        parent = node.parent
-        assert parent is not None
-        above = parent in inside or parent.parent is None or parent.tiers & ON_DEVICE
-        here = node.tiers & ON_DEVICE or node.end in carried
-        keep = keep and bool(above) and bool(here)
+    keep = report.ok and not job.attempts and stands(job)
     if not keep and not job.attempts:
         tiers.counters.loads_failed += 1
-        if (yield from _shrink_users(state, tiers, job)):
+        if (yield from _shrink_users(state, tiers, job)) or any(builders(tiers, job)):
             # A request has gone on with these slots: they are nobody's until it is done.
             job.attempts = 1
             tiers.condemned.update(node for node in nodes if not node.tiers & ON_DEVICE)
@@ -105,7 +82,7 @@ def _damaged(job: Job, report: CopyDone, nodes: list[Node]) -> list[Node]:
 def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, bool]:
     """Let all who wait for `job` have the device part; return whether one has gone on without."""
     gone_on = False
-    for record in _users(tiers, job):
+    for record in users_of(tiers, job):
         if record.failed:
             continue
         node = yield from _usable(state, _above(record.node, record.device))

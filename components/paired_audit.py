@@ -9,6 +9,7 @@ import numpy as np
 from radixtide.components.api import Violation
 from radixtide.components.host_audit import loading_slots
 from radixtide.components.outcomes import Census
+from radixtide.tiers.holdings import Holding
 from radixtide.tiers.pairing import NONE
 from radixtide.tiers.slots import FREE
 
@@ -61,13 +62,11 @@ def audit_pairs_against(part: PairedComponent, carrier: Census) -> list[Violatio
         if not np.array_equal(kept, heads):
             found.append(Violation("pairs", f"{node} keeps other Full pages than it has"))
     for holder in sorted({*carrier.holders, *part.holdings}):
-        theirs_held, mine = carrier.holders.get(holder), part.holdings.get(holder)
-        if (
-            theirs_held is None
-            or mine is None
-            or theirs_held.used != mine.used
-            or not np.array_equal(theirs_held.slots(), mine.slots())
-        ):
+        # One who gave back all that it had may be written down as having nothing, or not at all.
+        nothing = Holding(holder)
+        theirs_held = carrier.holders.get(holder, nothing)
+        mine = part.holdings.get(holder, nothing)
+        if theirs_held.used != mine.used or not np.array_equal(theirs_held.slots(), mine.slots()):
             message = f"pool {part.name}: holder {holder} holds other Full slots than it knows of"
             found.append(Violation("pairs", message))
     paired = to_carrier != NONE

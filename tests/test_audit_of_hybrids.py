@@ -7,6 +7,7 @@ import re
 import pytest
 
 from radixtide import UnifiedRadixCache
+from radixtide.tiers.holdings import Holding
 from support.broken_hybrid import HYBRID_DAMAGES
 from support.caches import MakeCache
 from support.hybrid_damage import HybridDamage
@@ -43,6 +44,21 @@ async def test_the_audit_names_what_was_broken(make_cache: MakeCache, damage: Hy
         report = await cache.audit()
         named = [one for one in report.violations if one.clause == damage.clause]
         assert any(re.search(damage.says, one.message) for one in named), report.violations
+
+
+@pytest.mark.parametrize("component", ["full", "swa"])
+async def test_who_gave_back_all_may_have_nothing_in_one_book_and_not_stand_in_the_other(
+    make_cache: MakeCache, component: str
+) -> None:
+    # As it is when a reservation is undone of one whose slots the tree has taken.
+    async with make_cache(audit=False, **HYBRID_WORLD) as cache:
+        world = await populate_hybrid(cache)
+        entry = world.state.ledger.find(world.waiting)
+        assert entry is not None
+        books = (world.full if component == "full" else world.swa).holdings
+        assert entry.holder not in {*world.full.holdings, *world.swa.holdings}
+        books[entry.holder] = Holding(entry.holder)
+        assert (await cache.audit()).violations == ()
 
 
 @DERIVED

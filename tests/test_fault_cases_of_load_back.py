@@ -17,7 +17,7 @@ from radixtide.configs.errors import LoadFailed
 from support.actors import turns
 from support.caches import Delivery, state_of
 from support.marks import key_marks
-from support.tier_config import Components, everywhere, with_window
+from support.tier_config import Components, everywhere, with_another, with_window
 from support.tiered import Tiers, soon, tiers
 
 
@@ -131,6 +131,42 @@ async def test_k10_3_when_a_shared_load_fails_all_who_wait_fall_back(
         assert await t.hit(t.key(8)) == (4, 4)
         assert await t.load(t.key(8)) == 8
         assert await t.count("loads_failed") == 1
+
+
+@with_another
+@pytest.mark.parametrize("first", ["fails", "comes"])
+async def test_k10_3_a_load_that_builds_on_another_ends_with_it(
+    delivery: Delivery, components: Components, page_size: int, first: str
+) -> None:
+    """It brings a window or a state alone, for what the other brings of full attention."""
+    async with tiers(delivery, components, page_size=page_size) as t:
+        await on_host(t, 4, 12)
+        t.engine.hold("load")
+        whole = await t.cache.load_back(await t.match(t.key(12)))
+        part = await t.cache.load_back(await t.match(t.key(4)))
+        ((long,), (short,)) = [[job] for job in await t.engine.arrived(2, "load")]
+        if first == "fails":
+            t.engine.fail([long])
+            waiting = asyncio.ensure_future(whole.wait())
+            await turns(50)
+            # The slots of full attention are nobody's else while something is bound to them.
+            slots = await t.cache.allocate(AllocateParams(20 * page_size))
+            await t.sound()
+            t.engine.release([short])
+            assert (await waiting, await part.wait()) == (0, 0)
+            await t.cache.free(slots.indices)
+        else:
+            t.engine.release([short])
+            await turns(50)
+            await t.sound()
+            t.engine.release([long])
+            assert (await whole.wait(), await part.wait()) == (12 * page_size, 4 * page_size)
+        for one in (whole, part):
+            await one.close()
+            await t.sound()
+        t.engine.hold_no_more()
+        assert await t.load(t.key(12)) == 12
+        await t.settle()
 
 
 @everywhere
