@@ -66,7 +66,8 @@ class LoadBack(Handle):
     """A load from the host, and the lock on what it brings.
 
     Close it, or use ``async with``, when the lock is not needed any more; a load that was made for
-    a request needs no closing, its lock is the request's. It may be closed before it is over.
+    a request needs no closing, its lock is the request's. It may be closed before it is over. One
+    that fails has its lock on what is left from then on, also before :meth:`wait` tells it.
 
     ``device_indices``: int64 CPU tensor, the Full slots of the whole length; layer ``i`` of those
     that are being loaded may be read when ``wait_layer(i)`` has returned.

@@ -177,7 +177,7 @@ class Oracle(CallOracle):
         book.hold(lock)
         if rid is not None:
             self.replaced(rid, book)
-        there = length - handle.loaded
+        there = min(self.kept(book, lock), length - handle.loaded)
         if not self.is_pending(marks[:there]):
             wrong += book.content.check(what, FULL, slots[:there], marks[:there])
         return wrong
@@ -196,6 +196,8 @@ class Oracle(CallOracle):
             return [f"{what}: {length} units, of {lock.length}"]
         if length < lock.length and not handle.failed:
             return [f"{what}: {length} units of {lock.length}, and it did not fail"]
+        if self.plain and length < lock.length - lock.coming:
+            return [f"{what}: {length} units, and {lock.length - lock.coming} were there before"]
         lock.slots = lock.slots[:length]
         lock.marks = lock.marks[:length]
         lock.coming = 0

@@ -125,8 +125,7 @@ class OracleBase:
         if component != FULL:
             return wrong
         for lock in book.locks.values():
-            there = lock.length - (0 if self.is_spoiled(book, lock.rid) else lock.coming)
-            shared = numbers[np.isin(numbers, lock.slots[:there])]
+            shared = numbers[np.isin(numbers, lock.slots[: self.kept(book, lock)])]
             if len(shared):
                 wrong.append(
                     f"{component} slots {shared.tolist()} were granted to {who}, and are under "
@@ -205,6 +204,22 @@ class OracleBase:
         """Return whether a load failed on which a request had gone on: its slots stay."""
         entry = None if rid is None else book.cache._state.ledger.by_rid(rid)  # a look from outside
         return entry is not None and entry.spoiled
+
+    def kept(self, book: Book, lock: Lock) -> int:
+        """Return how many units of a lock nobody else may have, its load being where it is.
+
+        Once a load has failed its lock is on what every component still has of the device part
+        (G105), whether its caller has waited for it or not. Where there is Full only, that is all.
+        """
+        if lock.settled or self.is_spoiled(book, lock.rid):
+            return lock.length
+        there = lock.length - lock.coming
+        tiers = book.cache._state.tiers  # a look past the mailboxes
+        if self.plain or tiers is None:
+            return there
+        failed = (one for one in tiers.loads.values() if one.failed)
+        left = (one.length for one in failed if one.receipt == lock.receipt.id)
+        return min(there, next(left, there))
 
     # -- reading again --------------------------------------------------------------------------
 
