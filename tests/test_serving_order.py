@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from radixtide.configs.errors import ConfigError
+from radixtide.serving.generation import Channel
 from radixtide.serving.order import in_order, note_overtaking
+from radixtide.serving.params import SamplingParams
+from radixtide.serving.report import Report
+from radixtide.serving.sequence import Sequence
 from radixtide.serving.shape import Shape, chunk_end
 from support.serving_engine import ALL, WINDOWED, engine_config_of_cache
 
@@ -142,3 +147,29 @@ def test_the_shape_of_a_hybrid_cache() -> None:
 def test_a_pool_that_is_too_small_for_one_request_is_refused(config: object, path: str) -> None:
     with pytest.raises(ConfigError, match=path):
         Shape.of(config)  # type: ignore[arg-type] # it is one
+
+
+def sequence(tokens: list[int], salt: str | None = None) -> Sequence:
+    """Return a request that waits, with room for five tokens of an answer."""
+    report = Report(rid=f"r{len(tokens)}", prompt_tokens=len(tokens))
+    return Sequence(
+        Shape.of(engine_config_of_cache()),
+        np.array(tokens, dtype=np.int64),
+        SamplingParams(),
+        Channel(report, lambda: None),
+        arrival=1,
+        limit=len(tokens) + 5,
+        stops=frozenset(),
+        now=0.0,
+        cache_salt=salt,
+    )
+
+
+async def test_what_two_requests_share_is_looked_at_anew_when_one_grows() -> None:
+    one, other = sequence([1, 2, 3, 4, 5, 6]), sequence([1, 2, 3])
+    for grown, shared in ((3, 3), (3, 3), (4, 4), (5, 4)):
+        other.length = grown
+        other.tokens[3:5] = 4, 9
+        assert one.shares_with(other) == other.shares_with(one) == shared
+    assert one.shares_with(sequence([9])) == 0
+    assert one.shares_with(sequence([1, 2], salt="mine")) == 0
