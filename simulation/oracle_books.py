@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -51,7 +52,10 @@ class Shape(Protocol):
 
 @dataclass(eq=False)
 class Book:
-    """What is known of one cache. ``doubts``: calls of which nobody knows what they did."""
+    """What is known of one cache. ``doubts``: calls of which nobody knows what they did.
+
+    ``renewals``: of each key, the soonest ends of what pins it, for every call that may come yet.
+    """
 
     cache: CacheLife
     content: Content
@@ -60,6 +64,7 @@ class Book:
     seen: Seen
     locks: dict[int, Lock] = field(default_factory=dict)
     pins: dict[RadixKey, Pinned] = field(default_factory=dict)
+    renewals: dict[RadixKey, list[float]] = field(default_factory=dict)
     serial: int = 0
     turn: int = 0
     doubts: int = 0
@@ -79,6 +84,14 @@ class Book:
         """Note that `length` units of a key could be reused at some time since `before`."""
         self.serial += 1
         self.seen.add(before, self.losses.now(), marks, length, self.serial)
+
+    def pinned_now(self) -> Iterator[tuple[RadixKey, Pinned]]:
+        """Yield what no call can have let go by now, and no reset."""
+        now = self.cache.now()
+        for key, pin in self.pins.items():
+            until = min((pin.until, *self.renewals.get(key, ())))
+            if pin.generation == self.generation and now < until:
+                yield key, pin
 
     def of(self, rid: str) -> list[Lock]:
         """Return the locks of a request."""
@@ -247,10 +260,8 @@ class OracleBase:
         now = book.cache.now()
         return [
             f"the pin of {key} is gone {pin.until - now:g} s before its time"
-            for key, pin in book.pins.items()
-            if pin.generation == book.generation
-            and now < pin.until
-            and board.get(board.name(key)) is None
+            for key, pin in book.pinned_now()
+            if board.get(board.name(key)) is None
         ]
 
     def read_lock(self, book: Book, lock: Lock) -> Wrong:
@@ -313,10 +324,8 @@ class OracleBase:
             full = max(full, common)
             if lock.whole and (common == lock.length or self.plain) and common > whole:
                 whole, which = common, lock
-        now = book.cache.now()
-        for pin in book.pins.values():
+        for _, pin in book.pinned_now():
             # Longer than it was pinned for it need not be there.
-            valid = pin.generation == book.generation and pin.since <= before.serial
-            if valid and now < pin.until:
+            if pin.since <= before.serial:
                 full = max(full, pin.common(marks, self.page))
         return full, whole, which

@@ -299,6 +299,20 @@ class CallOracle(OracleBase):
 
     # -- the rest -------------------------------------------------------------------------------
 
+    def pinning(self, key: RadixKey, ttl: float, rank: int = 0) -> float:
+        """Note, before the call, that a pin of `key` may get another time, and a sooner end.
+
+        Returns the soonest end that this call gives it.
+        """
+        book = self.books[rank]
+        ends = book.cache._state.clock() + ttl  # as it does itself, and when an actor is down
+        book.renewals.setdefault(key, []).append(ends)
+        return ends
+
+    def pin_answered(self, key: RadixKey, ends: float, rank: int = 0) -> None:
+        """Note that a call that was noted by ``pinning`` is over, and comes no more."""
+        self.books[rank].renewals[key].remove(ends)
+
     def pinned(self, key: RadixKey, result: PinResult, before: Before, rank: int = 0) -> Wrong:
         """Compare what a pin covers."""
         self.compared += 1
@@ -310,7 +324,8 @@ class CallOracle(OracleBase):
         pin = book.cache._state.pins.get(PinBoard.name(key))  # only it knows when it was made
         if not wrong and pin is not None and key not in self.unpinned_keys:
             book.serial += 1
-            kept = marks[: result.pinned_len]
+            # It may be a later one by now, which covers less.
+            kept = marks[: min(result.pinned_len, pin.node.end)]
             book.pins[key] = Pinned(kept, pin.expires_at, book.generation, book.serial)
         return wrong
 

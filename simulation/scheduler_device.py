@@ -417,9 +417,12 @@ class OnDevice(SchedulerBase):
         if step.prompt.again % 2 and self.pins:
             key = self.pins[0]
         before = self.oracle.snapshot(self.rank)
+        ends = self.oracle.pinning(key, step.ttl * MS, self.rank)
         answer = await self.call(
             "pin", lambda: self.cache.pin(key, step.ttl * MS), may=(PinRefused,)
         )
+        if not answer.doubt:
+            self.oracle.pin_answered(key, ends, self.rank)
         if answer.error is not None and not answer.doubt:
             return
         self.pins = [key, *self.pins[:7]]
