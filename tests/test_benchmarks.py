@@ -310,6 +310,7 @@ def test_the_comparison_holds_ratios_to_the_bars(folder: Path) -> None:
         assert cell in shown.getvalue()
 
 
+@pytest.mark.nightly
 def test_windows_and_states_are_compared_and_have_bars_of_their_own(folder: Path) -> None:
     rows = rows_of(
         run(
@@ -349,6 +350,7 @@ def test_a_set_of_components_that_the_peer_has_not_is_refused(folder: Path) -> N
     assert "full_swa_mamba" in done.stderr
 
 
+@pytest.mark.nightly
 def test_calls_with_a_peer_is_the_same_comparison(folder: Path) -> None:
     rows = rows_of(
         run(
@@ -365,6 +367,7 @@ def test_a_peer_that_is_not_there_is_said_so(folder: Path) -> None:
     assert "--peer-python" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_peer_that_fails_is_quoted(folder: Path) -> None:
     (folder / "peer_sglang.py").write_text("raise SystemExit('the peer is out of order')")
     done = run(

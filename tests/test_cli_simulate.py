@@ -98,6 +98,7 @@ def test_figures_are_those_of_the_runs(few: dict[str, Any]) -> None:
     assert few["messages"] == sum(outcome.messages for outcome in outcomes)
 
 
+@pytest.mark.nightly
 def test_several_processes_find_the_same(few: dict[str, Any]) -> None:
     result = program("--seeds", SEEDS, "--steps", str(STEPS), "--jobs", "2", "--json",
                      PYTHONHASHSEED="77")  # fmt: skip

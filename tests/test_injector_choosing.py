@@ -80,6 +80,7 @@ for one in arm(FaultPlan.heavy(), Random(3)):
 """
 
 
+@pytest.mark.nightly
 def test_the_draws_are_the_same_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     exec(DRAWS, {})
     here = capsys.readouterr().out

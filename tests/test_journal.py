@@ -224,6 +224,7 @@ def test_equal_runs_write_equal_bytes_whatever_was_before() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_equal_runs_write_equal_bytes_in_every_process() -> None:
     code = (
         "from support.journals import journalled; import xxhash; "
