@@ -44,7 +44,8 @@ def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, N
     if not keep and not job.attempts:
         tiers.counters.loads_failed += 1
         if (yield from _shrink_users(state, tiers, job)) or any(builders(tiers, job)):
-            # A request has gone on with these slots: they are nobody's until it is done.
+            # A request has gone on with these slots, or with what is bound to them: they are
+            # nobody's until it is done.
             job.attempts = 1
             tiers.condemned.update(node for node in nodes if not node.tiers & ON_DEVICE)
             return
