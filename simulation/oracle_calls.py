@@ -313,8 +313,10 @@ class CallOracle(OracleBase):
         """Note that a call that was noted by ``pinning`` is over, and comes no more."""
         self.books[rank].renewals[key].remove(ends)
 
-    def pinned(self, key: RadixKey, result: PinResult, before: Before, rank: int = 0) -> Wrong:
-        """Compare what a pin covers."""
+    def pinned(
+        self, key: RadixKey, result: PinResult, before: Before, rank: int = 0, ends: float = 0.0
+    ) -> Wrong:
+        """Compare what a pin covers. `ends`: soonest end that this call may have given it."""
         self.compared += 1
         book = self.books[rank]
         marks = key_marks(key)
@@ -322,11 +324,16 @@ class CallOracle(OracleBase):
         if result.budget_left < 0:
             wrong.append(f"pin of {key}: {result.budget_left} left of the budget")
         pin = book.cache._state.pins.get(PinBoard.name(key))  # only it knows when it was made
-        if not wrong and pin is not None and key not in self.unpinned_keys:
-            book.serial += 1
+        if wrong or key in self.unpinned_keys:
+            return wrong
+        book.serial += 1
+        if pin is None:
+            # It is over before its answer was heard: then its end must be, and no older one counts.
+            kept, until = marks[: result.pinned_len], ends
+        else:
             # It may be a later one by now, which covers less.
-            kept = marks[: min(result.pinned_len, pin.node.end)]
-            book.pins[key] = Pinned(kept, pin.expires_at, book.generation, book.serial)
+            kept, until = marks[: min(result.pinned_len, pin.node.end)], pin.expires_at
+        book.pins[key] = Pinned(kept, until, book.generation, book.serial)
         return wrong
 
     def unpinned(self, key: RadixKey, rank: int = 0) -> None:

@@ -102,7 +102,8 @@ class Live:
 
     ``lean``: some of its slots have none of the window's pool behind them. ``by_row``: its
     scheduler allocates for nobody and writes the row; ``spare``: slots for tokens to come;
-    ``unsettled``: a load for it was not answered, and its undoing may still be on its way.
+    ``unsettled``: a load for it was not answered, and its undoing may still be on its way;
+    ``states_unsettled``: the same of states that were asked for.
     """
 
     req: Request
@@ -116,6 +117,7 @@ class Live:
     loads: list[Load] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     unsettled: bool = False
+    states_unsettled: bool = False
 
     @property
     def tokens(self) -> int:

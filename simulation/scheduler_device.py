@@ -20,6 +20,7 @@ from radixtide.configs.errors import (
     OutOfSlots,
     PinRefused,
     ReceiptError,
+    ReceiptReleased,
     StaleNode,
     UnknownNode,
 )
@@ -144,7 +145,9 @@ class OnDevice(SchedulerBase):
         if receipt is None or not (self.has("swa") or self.has("mamba")):
             return
         self.oracle.window_dropped(receipt, self.rank)
-        await self.persist("drop window", lambda: self.cache.dec_swa_lock_only(receipt))
+        # The undoing of a load gives the request a lock of another receipt, while this is asked.
+        may = (ReceiptReleased,) if live is not None and live.unsettled else ()
+        await self.persist("drop window", lambda: self.cache.dec_swa_lock_only(receipt), may=may)
 
     async def hold(self, step: s.Hold) -> None:
         """Match, hold it in a block, and let go, one way or the other."""
@@ -427,7 +430,7 @@ class OnDevice(SchedulerBase):
             return
         self.pins = [key, *self.pins[:7]]
         if answer.ok:
-            self.check(self.oracle.pinned(key, answer.value, before, self.rank))
+            self.check(self.oracle.pinned(key, answer.value, before, self.rank, ends))
 
     async def unpin(self, step: s.Unpin) -> None:
         """Let a pin go."""

@@ -144,6 +144,7 @@ class Serving(WithRows):
             await self.end(live, again=True)
             return
         if not answer.ok:
+            live.states_unsettled = live.states_unsettled or (answer.doubt and states > 0)
             return
         given = answer.value
         oracle = self.oracle
@@ -208,7 +209,7 @@ class Serving(WithRows):
         rid = self.name if live.by_row else live.req.rid
         if live.own:
             self.check(oracle.granted(self.whole(live.own), "full", rid, self.rank))
-        states = self._states_of(live)
+        states = [] if live.states_unsettled else self._states_of(live)
         if states:
             self.check(oracle.granted(self.slots_of(states), "mamba", rid, self.rank))
 
