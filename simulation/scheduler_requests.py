@@ -387,7 +387,8 @@ class Serving(WithRows):
         answer = await self.call(
             "release window",
             lambda: self.cache.release_window(live.req, length),
-            may=(InvalidRequest,) if self.shaky(live) else (),
+            # Its row has no slots any more where a load has failed meanwhile.
+            may=(InvalidRequest, SlotError) if self.shaky(live) else (),
             waits=True,
         )
         if answer.ok and answer.value and not self.has("swa"):
