@@ -154,8 +154,13 @@ def test_running_requests_are_listed_with_what_was_cached(chromium: Browser, tal
     with page(chromium) as shown:
         live(shown, talk.server)
         client = talk.server.openai
+        # It must not end by a token that happens to be drawn.
         with client.completions.create(
-            model=MODEL, prompt=talk.begin + "a long answer", max_tokens=1500, stream=True
+            model=MODEL,
+            prompt=talk.begin + "a long answer",
+            max_tokens=3000,
+            stream=True,
+            extra_body={"ignore_eos": True},
         ) as stream:
             next(iter(stream))
             reads(shown, "#running tbody td:nth-child(2)", "decode")
