@@ -64,7 +64,8 @@ class Talk:
     async def flush(self) -> None:
         """Empty the tree; what is in storage stays there."""
         for tier in ("device", "host"):
-            await self.engine.flush(tier)
+            # What the test before has cached may still be on its way to host and storage.
+            await self.engine.flush(tier, 30.0)
 
 
 @pytest.fixture
