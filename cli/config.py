@@ -10,11 +10,11 @@ import msgspec
 import typer
 
 from radixtide.configs.host import bytes_per_slot, host_slots
-from radixtide.configs.loader import load_config, load_toml, render_config
+from radixtide.configs.loader import parse_config, parse_toml, read_text, render_config
 from radixtide.configs.schema import CacheConfig
 from radixtide.configs.sections import installed_components
 from radixtide.configs.tier_rules import device_pools
-from radixtide.serving.http.config import ServeConfig, load_serve_config
+from radixtide.serving.http.config import ServeConfig, parse_serve_config
 
 app = typer.Typer(help="Check config files, and show what they mean.", no_args_is_help=True)
 
@@ -47,9 +47,10 @@ def check(file: File) -> None:
 
 def _load(file: Path) -> CacheConfig | ServeConfig:
     """Return what is in `file`: the config of a cache, or that of a server."""
-    if SERVER_KEYS.isdisjoint(load_toml(file)):
-        return load_config(file, components=installed_components())
-    return load_serve_config(file)
+    text, source = read_text(file), str(file)
+    if SERVER_KEYS.isdisjoint(parse_toml(text, source)):
+        return parse_config(text, source, components=installed_components())
+    return parse_serve_config(text, source)
 
 
 def _of_server(config: ServeConfig) -> str:

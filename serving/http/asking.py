@@ -129,16 +129,16 @@ def _content(message: ChatMessage, place: int, parts_max: int) -> str:
 
 def refuse_unsupported(asked: Asked) -> None:
     """Raise ApiError (400) for fields that would change the answer, and are not supported."""
-    for name, neutral in UNSUPPORTED.items():
-        value = getattr(asked, name)
-        if value is not None and value != neutral:
-            raise wrong_field(name, "is not supported; leave it out", code="unsupported")
     if asked.response_format is not None and asked.response_format.type != "text":
         raise wrong_field(
             "response_format",
             f"{asked.response_format.type[:40]!r} is not supported; use 'text', or leave it out",
             code="unsupported",
         )
+    for name, neutral in UNSUPPORTED.items():
+        value = getattr(asked, name)
+        if value is not None and value != neutral:
+            raise wrong_field(name, "is not supported; leave it out", code="unsupported")
     if asked.stream_options is not None and not asked.stream:
         raise wrong_field("stream_options", "goes with stream: true only; leave it out")
 

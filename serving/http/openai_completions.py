@@ -64,7 +64,6 @@ async def orders_of(
     orders, echoes = [], []
     for prompt in given:
         tokens = await _tokens(service, prompt, bounds)
-        bounds.check_prompt(tokens, "prompt")
         most = bounds.answer_tokens(
             len(tokens), asked.max_tokens, config.completion_tokens_default, "max_tokens"
         )
@@ -139,7 +138,9 @@ async def _tokens(service: Service, prompt: str | list[int], bounds: Bounds) -> 
     _, model = service.up()
     if isinstance(prompt, str):
         text = prompt
-        return await encode(service, lambda: model.tokenizer.encode(text), len(text))
+        tokens = await encode(service, lambda: model.tokenizer.encode(text), len(text))
+        bounds.check_prompt(tokens, "prompt")
+        return tokens
     bounds.check_prompt(prompt, "prompt")
     wrong = next((token for token in prompt if not 0 <= token < model.vocabulary), None)
     if wrong is not None:

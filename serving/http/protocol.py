@@ -30,60 +30,27 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     type: str
 
 
-UNSUPPORTED: Final[dict[str, Any]] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "length_penalty": 1,
-    "logit_bias": {},
-    "min_p": 0,
-    "min_tokens": 0,
-    "use_beam_search": False,
-    "bad_words": [],
-    "allowed_token_ids": [],
-    "stop_regex": [],
-    "no_stop_trim": False,
-    "include_stop_str_in_output": False,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "truncate_prompt_tokens": None,
-    "prompt_logprobs": None,
-    "guided_json": None,
-    "guided_regex": None,
-    "guided_choice": None,
-    "guided_grammar": None,
-    "structured_outputs": None,
-    "json_schema": None,
-    "regex": None,
-    "ebnf": None,
-    "chat_template": None,
-    "chat_template_kwargs": {},
-    "add_generation_prompt": True,
-    "continue_final_message": False,
-    "tools": [],
-    "functions": [],
-}
-"""Fields that would change an answer, and the value of each that asks for what happens anyway."""
-
-
 class Unsupported(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields that are refused unless they ask for what happens anyway."""
+    """Fields that would change an answer; each by default asks for what happens anyway.
 
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    length_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    use_beam_search: bool | None = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    stop_regex: Any = None
-    no_stop_trim: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
+    Refused where they ask for anything else; null is as good as absent.
+    """
+
+    presence_penalty: float | None = 0
+    frequency_penalty: float | None = 0
+    repetition_penalty: float | None = 1
+    length_penalty: float | None = 1
+    logit_bias: dict[str, float] | None = {}
+    min_p: float | None = 0
+    min_tokens: int | None = 0
+    use_beam_search: bool | None = False
+    bad_words: Any = []
+    allowed_token_ids: Any = []
+    stop_regex: Any = []
+    no_stop_trim: bool | None = False
+    include_stop_str_in_output: bool | None = False
+    skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: bool | None = True
     truncate_prompt_tokens: Any = None
     prompt_logprobs: Any = None
     guided_json: Any = None
@@ -95,12 +62,16 @@ class Unsupported(msgspec.Struct, frozen=True, kw_only=True):
     regex: Any = None
     ebnf: Any = None
     chat_template: Any = None
-    chat_template_kwargs: Any = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    response_format: ResponseFormat | None = None
+    chat_template_kwargs: Any = {}
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    tools: list[Any] | None = []
+    functions: list[Any] | None = []
+    response_format: ResponseFormat | None = ResponseFormat("text")
+
+
+UNSUPPORTED: Final = msgspec.structs.asdict(Unsupported())
+"""The value of each such field that asks for what happens anyway."""
 
 
 class Asked(Unsupported, frozen=True, kw_only=True):
