@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+import hypothesis
 import pytest
 from blockbuster import blockbuster_ctx
 
@@ -33,6 +34,10 @@ from support.servers import s3_server as s3_server
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
+
+# How long an example takes is the machine's business: no test here is about time.
+hypothesis.settings.register_profile("untimed", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # A shell starts what runs in the background with this signal ignored; tests send it all the same.
 signal.signal(signal.SIGINT, signal.default_int_handler)
