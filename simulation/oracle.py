@@ -200,6 +200,10 @@ class Oracle(CallOracle):
             return [f"{what}: {length} units, and {lock.length - lock.coming} were there before"]
         lock.slots = lock.slots[:length]
         lock.marks = lock.marks[:length]
+        if lock.coming:
+            # A call that was made before this may have been handled while it was on its way.
+            book.serial += 1
+            lock.arrived = book.serial
         lock.coming = 0
         if lock.leaving:
             return []

@@ -318,7 +318,7 @@ class OracleBase:
         if before.degraded or degraded(book.cache):
             return 0, 0, None
         for lock in book.locks.values():
-            if lock.since > before.serial or not lock.settled:
+            if max(lock.since, lock.arrived) > before.serial or not lock.settled:
                 continue
             common = lock.common(marks, self.page)
             full = max(full, common)

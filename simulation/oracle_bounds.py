@@ -37,7 +37,8 @@ class Lock:
 
     ``marks``, ``slots``: of the units that it covers. ``whole``: every component can go on from its
     end; else only Full is known. ``since``: its place among the locks. ``coming``: how many of its
-    last units are being loaded. ``leaving``: its request may have given it up by now.
+    last units are being loaded. ``leaving``: its request may have given it up by now. ``arrived``:
+    the place at which its load was known to be over, 0 without one.
     """
 
     receipt: LockReceipt
@@ -48,6 +49,7 @@ class Lock:
     rid: str | None = None
     coming: int = 0
     leaving: bool = False
+    arrived: int = 0
 
     @property
     def length(self) -> int:

@@ -276,7 +276,13 @@ class CallOracle(OracleBase):
         return []
 
     def indices(
-        self, key: RadixKey, length: int, component: str, slots: Any, rank: int = 0
+        self,
+        key: RadixKey,
+        length: int,
+        component: str,
+        slots: Any,
+        before: Before,
+        rank: int = 0,
     ) -> Wrong:
         """Compare the answer of ``device_indices`` for a node that ends at `length` of `key`."""
         self.compared += 1
@@ -291,7 +297,8 @@ class CallOracle(OracleBase):
             return [f"{what}: {len(numbers)} slots"]
         wrong: Wrong = []
         for lock in book.locks.values():
-            if lock.settled:
+            # What was locked since may have been evicted after the answer, and loaded elsewhere.
+            if lock.since <= before.serial and lock.settled:
                 wrong += same_slots(
                     what, numbers, lock, lock.common(key_marks(key)[:length], self.page)
                 )

@@ -191,6 +191,7 @@ class OnDevice(SchedulerBase):
             return
         node, key, length = known
         component = self.setup.components[step.component % len(self.setup.components)]
+        before = self.oracle.snapshot(self.rank)
         answer = await self.call(
             "indices",
             lambda: self.cache.device_indices(node, component),
@@ -198,7 +199,7 @@ class OnDevice(SchedulerBase):
         )
         if answer.ok:
             slots = self.slots_of(answer.value)
-            self.check(self.oracle.indices(key, length, component, slots, self.rank))
+            self.check(self.oracle.indices(key, length, component, slots, before, self.rank))
 
     async def paired(self, step: s.Paired) -> None:
         """Ask for window slots."""
