@@ -185,6 +185,8 @@ class SchedulerBase:
         self.nodes: list[tuple[NodeHandle, RadixKey, int]] = []
         self.loose: list[Slots] = []
         self.loose_states: list[int] = []
+        self.windowless: set[int] = set()
+        """Of ``loose``, those that may have no windows any more."""
         self.loads: list[Load] = []
         self.fetches: list[Fetch] = []
         self.pins: list[RadixKey] = []

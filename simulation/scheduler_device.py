@@ -204,7 +204,7 @@ class OnDevice(SchedulerBase):
     async def paired(self, step: s.Paired) -> None:
         """Ask for window slots."""
         slots = pick(self.loose, step.which)
-        if slots is None or not self.has("swa"):
+        if slots is None or not self.has("swa") or not self.windowless.isdisjoint(slots.tolist()):
             return
         answer = await self.call("paired", lambda: self.cache.component_slots("swa", slots))
         if answer.ok:
@@ -281,10 +281,16 @@ class OnDevice(SchedulerBase):
             if self.has("swa"):
                 pages = np.concatenate(self.loose[first : first + count])
                 # Named by their Full slots, as everything of a token is.
-                await self.call("free window", lambda: self.cache.free(pages, "swa"), waits=True)
+                answer = await self.call(
+                    "free window", lambda: self.cache.free(pages, "swa"), waits=True
+                )
+                if answer.doubt:
+                    # It may be carried out later, while somebody asks for these windows.
+                    self.windowless.update(pages.tolist())
             return
         pages = np.concatenate(self.loose[first : first + count])
         del self.loose[first : first + count]
+        self.windowless.difference_update(pages.tolist())
         await self.give_back(pages, "full", step.after if self.alone else 0)
 
     async def give_back(self, slots: Any, component: str, after: int = 0) -> Answer:
