@@ -115,7 +115,7 @@ class RankedScheduler(Scheduler):
         error = step.exception()
         if error is None:
             return
-        if self.world.era != self.era:
+        if self.is_over:
             raise EraOver
         if isinstance(error, AgreementFailed):
             self.said(f"step {type(error).__name__}")

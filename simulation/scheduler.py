@@ -65,8 +65,7 @@ class Scheduler(OverAll):
     async def take_step(self, step: s.AnyStep) -> None:
         """Take one step, and count it. Raises StopRun."""
         world = self.world
-        if not world.is_open:
-            await world.opened()
+        await world.opened()
         if world.violations or world.stopping:
             raise StopRun
         world.steps += 1
@@ -75,18 +74,16 @@ class Scheduler(OverAll):
 
     async def attempt(self, step: s.AnyStep, number: int) -> None:
         """Take one step, whatever becomes of the cache meanwhile."""
-        world = self.world
-        if world.era != self.era:
+        if self.is_over:
             await self.leave()
         self.step = number
         self.say = []
-        journal = world.journal
+        journal = self.world.journal
         if journal is not None:
             journal.note_step_began(self.step, self.number or self.rank, step.name, step)
         try:
             await getattr(self, _METHODS[type(step)].__name__)(step)
         except EraOver:
-            await world.opened()
             await self.leave()
         except RadixtideError as error:
             self.wrong(f"{step.name}: {type(error).__name__}: {error}")
@@ -95,10 +92,11 @@ class Scheduler(OverAll):
             journal.note_step_ended(self.step, self.number or self.rank, said)
 
     async def leave(self) -> None:
-        """Forget what was held of a cache that is closed."""
+        """Forget what was held of a cache that is closed; go on with the one that is open."""
         for handle in self._handles():
             with suppress(RadixtideError):
                 await handle.close()
+        await self.world.opened()
         self.forget()
 
     def drop_handles(self) -> None:
@@ -118,9 +116,8 @@ class Scheduler(OverAll):
         """Give back all that is held, whatever becomes of the cache meanwhile."""
         self.step = self.world.steps
         while True:
-            if not self.world.is_open:
-                await self.world.opened()
-            if self.world.era != self.era:
+            await self.world.opened()
+            if self.is_over:
                 await self.leave()
             try:
                 await self.give_all_back()

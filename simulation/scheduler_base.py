@@ -175,8 +175,11 @@ class SchedulerBase:
         self.forget()
 
     def forget(self) -> None:
-        """Have nothing any more."""
+        """Have nothing any more, of the cache that is open now."""
         self.era = self.world.era
+        # A caller's own until it knows better: a call that is on its way when another cache takes
+        # the place of this one must not get there, with rows and slots that are others' in it.
+        self.cache: UnifiedRadixCache = self.world.caches[self.rank]
         self.live: list[Live] = []
         self.done: list[Live] = []
         self.waiting: list[tuple[int, tuple[int, ...]]] = []
@@ -193,9 +196,9 @@ class SchedulerBase:
         self.chosen = 0
 
     @property
-    def cache(self) -> UnifiedRadixCache:
-        """The cache of this rank."""
-        return self.world.caches[self.rank]
+    def is_over(self) -> bool:
+        """Whether another cache has taken the place of this scheduler's, or is about to."""
+        return self.world.era != self.era
 
     @property
     def oracle(self) -> Oracle:
@@ -242,13 +245,13 @@ class SchedulerBase:
             raise
         del world.calls[task]
         if not task.done():
-            if world.era == self.era:
+            if not self.is_over:
                 self.wrong(f"{what}: hangs, with no answer after {limit + longer + SLACK_S:g} s")
             await drop_call(task)
             return Answer(doubt=True)
         answer = self._answer(what, task, may, waits or patience > 0)
         self.said(f"{what} {self._words(answer)}")
-        if world.era != self.era:
+        if self.is_over:
             await drop_call(task)
             raise EraOver
         if answer.doubt:
@@ -265,9 +268,8 @@ class SchedulerBase:
 
     async def current(self) -> None:
         """Wait until there is a cache; raise EraOver where it is another one."""
-        if not self.world.is_open:
-            await self.world.opened()
-        if self.world.era != self.era:
+        await self.world.opened()
+        if self.is_over:
             raise EraOver
 
     def _answer(
@@ -285,7 +287,7 @@ class SchedulerBase:
         error = task.exception()
         if error is None:
             return Answer(task.result())
-        if world.era != self.era and isinstance(error, (CacheClosed, ActorFailed)):
+        if self.is_over and isinstance(error, (CacheClosed, ActorFailed)):
             return Answer(error=error, doubt=True)
         if isinstance(error, may):
             return Answer(error=error)

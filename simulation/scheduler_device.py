@@ -158,20 +158,23 @@ class OnDevice(SchedulerBase):
 
         async def block() -> None:
             async with self.cache.hold(found) as receipt:
-                self.oracle.locked(
-                    receipt,
-                    key,
-                    self.slots_of(found.device_indices),
-                    len(found.device_indices),
-                    self.rank,
-                )
+                # The books of the cache that comes next have receipts of the same numbers.
+                if not self.is_over:
+                    self.oracle.locked(
+                        receipt,
+                        key,
+                        self.slots_of(found.device_indices),
+                        len(found.device_indices),
+                        self.rank,
+                    )
                 try:
                     await asyncio.sleep(step.pause * MS)
                     if step.leave % 2:
                         # As a caller that is cancelled in the block.
                         raise asyncio.CancelledError
                 finally:
-                    self.oracle.unlocked(receipt, self.rank)
+                    if not self.is_over:
+                        self.oracle.unlocked(receipt, self.rank)
 
         async def held() -> None:
             try:

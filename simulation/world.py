@@ -142,7 +142,9 @@ class World:
 
     async def opened(self) -> None:
         """Wait until there is an open cache."""
-        await self._open.wait()
+        # More than once: it may be about to be replaced when who waited for it has its turn.
+        while not self.is_open:
+            await self._open.wait()
 
     @property
     def is_open(self) -> bool:
@@ -173,8 +175,8 @@ class World:
 
     async def restart(self, hard: bool) -> None:
         """Close the caches, or kill them, and open others on the same disk."""
-        if not self._open.is_set():
-            await self._open.wait()
+        if not self.is_open:
+            await self.opened()
             return
         self._open.clear()
         self.era += 1
