@@ -282,8 +282,7 @@ class CacheLife:
             return
         if self._closing is None:
             self._closing = system.own(self._close(system, self._coordinator, timeout))
-        await asyncio.wait((self._closing,))
-        self._closing.result()
+        await system.attend(self._closing, "close")
 
     async def _close(self, system: ActorSystem, coordinator: Cell, timeout: float) -> None:
         deadline = system.loop.time() + timeout

@@ -110,11 +110,30 @@ class ActorSystem:
         return all(cell.finished for cell in self._cells if cell.open)
 
     def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` in a task that nobody else has to keep; its error is its awaiter's."""
+        """Run `work` in a task that nobody else has to keep; wait for it with :meth:`attend`."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def attend(self, task: asyncio.Task[T], what: str, timeout: float | None = None) -> T:
+        """Return the result of a task of :meth:`own`, which goes on whoever stops waiting for it.
+
+        Then there is nobody else to hear its error, which is logged. Raises CallTimeout.
+        """
+        left = True
+        try:
+            left = not (await asyncio.wait((task,), timeout=timeout))[0]
+        finally:
+            if left:
+                task.add_done_callback(partial(self._ended_unattended, what))
+        if left:
+            raise CallTimeout(f"{what} was not over within {timeout:g} s; it is still carried out")
+        return task.result()
+
+    def _ended_unattended(self, what: str, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.unheard(what, error)
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether `task` is one of :meth:`own`: nobody's but the system's."""
@@ -256,11 +275,18 @@ class ActorSystem:
             self.loop.call_later(self.resend_after_s, self._send_again, envelope)
 
     def _send_again(self, envelope: Envelope) -> None:
-        if not envelope.settled and not envelope.withdrawn and envelope.receiver.open:
-            if not envelope.waits:
-                # Else it has arrived, and its receiver has much to do: no reason to send more.
-                self.send(envelope)
-            self.loop.call_later(self.resend_after_s, self._send_again, envelope)
+        if envelope.settled or envelope.withdrawn:
+            return
+        cell = envelope.receiver
+        if not cell.open:
+            # What was on its way, or its answer, when its receiver stopped: nobody else tells.
+            known = cell.answered.get(envelope.correlation)
+            envelope.arrived(*((None, cell.refusal()) if known is None else known))
+            return
+        if not envelope.waits:
+            # Else it has arrived, and its receiver has much to do: no reason to send more.
+            self.send(envelope)
+        self.loop.call_later(self.resend_after_s, self._send_again, envelope)
 
     def ask(
         self, cell: Cell, message: Any, timeout: float, gives: bool = False, sender: str = "face"
@@ -315,10 +341,10 @@ class ActorSystem:
 
     # -- what may go wrong ----------------------------------------------------------
 
-    def unheard(self, envelope: Envelope, error: BaseException) -> None:
+    def unheard(self, what: Envelope | str, error: BaseException) -> None:
         """Log an error that nobody waits for."""
         self.unheard_errors += 1
-        log.error("%r failed unheard: %s", envelope, error)
+        log.error("%s failed unheard: %s", what, error)
 
     def dropped(self, envelope: Envelope, reply: Any) -> None:
         """Undo a reply that nobody takes, if it owns something."""

@@ -142,12 +142,8 @@ class TieredCache(CacheLife):
         self._setting = True
         seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
         # Once begun it is carried out, whoever still waits for it.
-        task = self._open_system().own(self._detach())
-        if not (await asyncio.wait((task,), timeout=seconds))[0]:
-            raise CallTimeout(
-                f"the storage was not detached within {seconds:g} s; it is still carried out"
-            )
-        await task
+        system = self._open_system()
+        await system.attend(system.own(self._detach()), "detach_storage", seconds)
 
     async def _detach(self) -> None:
         storage = self.storage_jobs
@@ -179,9 +175,9 @@ class TieredCache(CacheLife):
             await asyncio.sleep(0)
             return
         seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
-        step = self._open_system().own(self._agree(self._stepping, seconds))
-        self._stepping = step
-        await asyncio.shield(step)
+        system = self._open_system()
+        step = self._stepping = system.own(self._agree(self._stepping, seconds))
+        await system.attend(step, "step")
 
     async def _agree(self, before: asyncio.Task[None] | None, seconds: float) -> None:
         if before is not None and not before.done():

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
 
-from radixtide import EvictParams, Request, UnifiedRadixCache
+from radixtide import CacheClosed, EvictParams, Request, UnifiedRadixCache
 from radixtide.components.api import AllocateParams
-from radixtide.configs.schema import StorageConfig
+from radixtide.configs.schema import LimitsConfig, StorageConfig
 from support.actors import turns, until
 from support.caches import settled, state_of, system_of
 from support.held_engine import TURNS_MAX
-from support.interceptors import StallReplies
+from support.interceptors import DropFirst, StallReplies
 from support.marks import key_marks
 from support.tier_cases import in_storage, on_host
 from support.tier_config import SETS, Components, tier_config
@@ -290,3 +291,28 @@ async def test_a_detach_that_is_cancelled_while_it_waits_is_carried_out(steps: i
             await t.cache.attach_storage(StorageConfig(url="memory:"))
             await t.settle()
             assert t.picture() == [(0, 4, "DHS")]
+
+
+@pytest.mark.parametrize("leave", [False, True], ids=["stays", "leaves"])
+async def test_a_detach_that_is_lost_while_the_cache_closes_is_refused(
+    leave: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seed 120047: nobody was there to hear it, and who stayed was told that it is carried out."""
+    limits = LimitsConfig(resend_after_s=0.01)
+    config = tier_config(("full",), delivery="queued", url="memory:", limits=limits)
+    async with UnifiedRadixCache(config) as cache:
+        system = system_of(cache)
+        drop = DropFirst("SetStorage")
+        cache.add_interceptor(drop)
+        task = asyncio.ensure_future(cache.detach_storage())
+        await until(lambda: drop.hits == 1)
+        if leave:
+            task.cancel()
+        await cache.close()
+        with pytest.raises(asyncio.CancelledError if leave else CacheClosed):
+            await task
+        await asyncio.sleep(0.05)
+        gc.collect()
+    assert system.unheard_errors == int(leave)
+    assert ("detach_storage failed unheard" in caplog.text) == leave
+    assert "never retrieved" not in caplog.text

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from radixtide.actors import system as system_module
-from radixtide.configs.errors import ActorFailed
+from radixtide.configs.errors import ActorFailed, CacheClosed, CallTimeout
 from support.actors import (
     Boom,
     CrashOnReply,
@@ -334,3 +334,80 @@ async def test_a_conversation_that_ended_in_its_last_delivery_is_answered() -> N
     at.system.add_interceptor(CrashAfter("Relay"))
     assert await at.ask(at.boss, Relay((Note("once"),))) == [1]
     assert at.keeper.texts == ["once"]
+
+
+async def test_what_was_lost_on_its_way_to_an_actor_that_goes_down_fails(soon: None) -> None:
+    at = Stage(direct=False, restarts_max=0, stall_after_s=1000.0)
+    drop = DropFirst("Note", count=3)
+    at.system.add_interceptor(drop)
+    failed: list[BaseException] = []
+    at.system.tell(at.cell, Note("told"), on_error=lambda _, error: failed.append(error))
+    asked = at.system.ask(at.cell, Note("asked"), 20.0)
+    relayed = at.system.ask(at.boss, Relay((Note("relayed"),)), 20.0)
+    await until(lambda: drop.hits == 3)
+    at.system.kill("keeper", Planted("for good"))
+    for pending in (asked, relayed):
+        with pytest.raises(ActorFailed, match="stays down"):
+            await pending.wait()
+    assert [type(error) for error in failed] == [ActorFailed]
+    assert at.keeper.texts == []
+
+
+async def test_a_lost_answer_of_an_actor_that_goes_down_is_given_all_the_same(soon: None) -> None:
+    at = Stage(direct=False, restarts_max=0, stall_after_s=1000.0)
+    drop = DropReply("Note")
+    at.system.add_interceptor(drop)
+    relayed = at.system.ask(at.boss, Relay((Note("a"),)), 20.0)
+    await until(lambda: drop.hits == 1)
+    at.system.kill("keeper", Planted("for good"))
+    assert await relayed.wait() == [1]
+    assert at.keeper.texts == ["a"]
+
+
+async def test_what_was_lost_when_the_system_stops_is_refused(soon: None) -> None:
+    at = Stage(direct=False)
+    at.system.add_interceptor(DropFirst("Note"))
+    asked = at.system.ask(at.cell, Note("a"), 20.0, gives=True)
+    at.system.stop()
+    with pytest.raises(CacheClosed):
+        await asked.wait()
+
+
+@pytest.mark.parametrize("leave", ["cancelled", "late", "cancelled as it fails"])
+async def test_an_error_that_nobody_waits_for_any_more_is_logged(
+    leave: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    at = Stage(direct=True)
+    go = asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+        raise Planted("too late")
+
+    task = at.system.own(work())
+    limit = 0.001 if leave == "late" else None
+    waiting = asyncio.ensure_future(at.system.attend(task, "work", limit))
+    await turns(2)
+    if leave == "late":
+        with pytest.raises(CallTimeout, match="work was not over within"):
+            await waiting
+    elif leave == "cancelled as it fails":
+        go.set()
+        await until(task.done)
+    waiting.cancel()
+    go.set()
+    await until(lambda: at.system.unheard_errors == 1)
+    assert waiting.cancelled() or leave == "late"
+    assert "work failed unheard: too late" in caplog.text
+
+
+async def test_an_error_that_somebody_waits_for_is_not_logged() -> None:
+    at = Stage(direct=True)
+
+    async def work() -> None:
+        raise Planted("in time")
+
+    with pytest.raises(Planted):
+        await at.system.attend(at.system.own(work()), "work", 20.0)
+    await turns(3)
+    assert at.system.unheard_errors == 0

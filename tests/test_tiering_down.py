@@ -17,7 +17,7 @@ from radixtide.configs.schema import LimitsConfig
 from support.actors import turns, until
 from support.caches import Delivery, settled, system_of
 from support.held_engine import TURNS_MAX
-from support.interceptors import CrashBefore, Stall
+from support.interceptors import CrashBefore, DropFirst, Stall
 from support.tier_cases import in_storage, on_host
 from support.tier_config import SETS, Components
 from support.tiered import Tiers, tiers
@@ -127,6 +127,28 @@ async def test_what_it_was_to_begin_when_it_went_down_has_failed(
             with pytest.raises(LoadFailed):
                 handle.wait_layer(0, 5.0)
         t.cache.remove_interceptor(crash)
+        await t.cache.drain(5.0)
+        assert await t.count("loads_failed") == 1
+        system_of(t.cache).unheard_errors = 0
+
+
+@sets
+async def test_what_was_lost_on_its_way_to_it_when_it_went_down_has_failed(
+    delivery: Delivery, components: Components
+) -> None:
+    limits = LimitsConfig(restarts_max=0, call_timeout_s=20.0, resend_after_s=0.01)
+    async with tiers(delivery, components, limits=limits, page_size=4) as t:
+        await on_host(t, 4, 8)
+        await t.load(t.key(4))
+        found = await t.match(t.key(8))
+        drop = DropFirst("StartCopy", "tiering")
+        t.cache.add_interceptor(drop)
+        async with await t.cache.load_back(found) as handle:
+            await until(lambda: drop.hits == 1)
+            assert t.cache.kill("tiering")
+            assert await handle.wait(timeout=5.0) == 4 * t.page
+            assert handle.failed
+        t.cache.remove_interceptor(drop)
         await t.cache.drain(5.0)
         assert await t.count("loads_failed") == 1
         system_of(t.cache).unheard_errors = 0
