@@ -311,7 +311,7 @@ async def test_a_detach_that_is_lost_while_the_cache_closes_is_refused(
         await cache.close()
         with pytest.raises(asyncio.CancelledError if leave else CacheClosed):
             await task
-        await asyncio.sleep(0.05)
+        await until(lambda: system.unheard_errors == int(leave))
         gc.collect()
     assert system.unheard_errors == int(leave)
     assert ("detach_storage failed unheard" in caplog.text) == leave

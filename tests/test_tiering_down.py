@@ -141,10 +141,11 @@ async def test_what_was_lost_on_its_way_to_it_when_it_went_down_has_failed(
         await on_host(t, 4, 8)
         await t.load(t.key(4))
         found = await t.match(t.key(8))
-        drop = DropFirst("StartCopy", "tiering")
+        # All of it: on a busy machine it is sent again before the actor goes down.
+        drop = DropFirst("StartCopy", "tiering", count=1000)
         t.cache.add_interceptor(drop)
         async with await t.cache.load_back(found) as handle:
-            await until(lambda: drop.hits == 1)
+            await until(lambda: drop.hits > 0)
             assert t.cache.kill("tiering")
             assert await handle.wait(timeout=5.0) == 4 * t.page
             assert handle.failed
