@@ -185,6 +185,8 @@ class OracleBase:
             return []
         marks = key_marks(key)[:length]
         book.hold(Lock(receipt, marks, numbers, self.plain, 0))
+        if self.is_pending(marks):
+            return []
         return book.content.check(f"lock {receipt.id}", FULL, numbers, marks)
 
     def window_dropped(self, receipt: LockReceipt, rank: int = 0) -> None:

@@ -160,13 +160,8 @@ class OnDevice(SchedulerBase):
             async with self.cache.hold(found) as receipt:
                 # The books of the cache that comes next have receipts of the same numbers.
                 if not self.is_over:
-                    self.oracle.locked(
-                        receipt,
-                        key,
-                        self.slots_of(found.device_indices),
-                        len(found.device_indices),
-                        self.rank,
-                    )
+                    slots = self.slots_of(found.device_indices)
+                    self.check(self.oracle.locked(receipt, key, slots, len(slots), self.rank))
                 try:
                     await asyncio.sleep(step.pause * MS)
                     if step.leave % 2:
