@@ -7,6 +7,10 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
+# Where a shell says that no bytecode is to be kept, each of the many processes that the tests start
+# would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run serve test check lint types imports bench simulate simulate-nightly nightly gpu-test screenshot format clean
 
