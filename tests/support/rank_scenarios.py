@@ -192,7 +192,8 @@ async def less_memory(rank: Rank) -> None:
             for _ in range(4):
                 await one.step()
                 await one.report(f"put {at}")
-        await one.call(t.cache.drain())
+            # On a busy machine four steps may not be enough for the copies.
+            await one.call(t.cache.drain())
         await one.call(t.demote())
         await one.call(t.cache.drain())
         await one.report("end", await one.call(t.hit(t.key(t.span(4, 200)))))
