@@ -17,6 +17,7 @@ from radixtide.configs.errors import CallTimeout, RadixtideError
 from radixtide.simulation.case import Case
 from radixtide.simulation.journal import JournalWriter
 from radixtide.simulation.journal_records import Header
+from radixtide.simulation.leftovers import leftovers
 from radixtide.simulation.loop import Deadlock, SimulatedLoop
 from radixtide.simulation.plan import FaultPlan
 from radixtide.simulation.ranked import Ranks
@@ -235,6 +236,8 @@ async def _empty(world: World, rank: int) -> None:
         for tier, one in tiers.items():
             if one.held or one.in_flight or (one.protected and not stats.pinned):
                 world.found(f"the end: {name} on {tier}: {one}")
+    await asyncio.sleep(AGAIN_S)
+    world.found(*(f"the end: {line}" for line in leftovers(cache)))
 
 
 __all__ = ("Outcome", "run_case")

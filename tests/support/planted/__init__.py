@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from support.planted.leaks import LEAKS
 from support.planted.locks import LOCKS
 from support.planted.patching import Planted, broken_code, function_of, planted
 from support.planted.protocol import PROTOCOL
@@ -21,6 +22,7 @@ BUGS: tuple[Planted, ...] = (
     *PROTOCOL,
     *TIERS,
     *STORAGE,
+    *LEAKS,
 )
 
 __all__ = ("BUGS", "Planted", "broken_code", "function_of", "planted")
