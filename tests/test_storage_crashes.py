@@ -122,9 +122,8 @@ def test_what_a_killed_writer_left_is_cleaned_up(tmp_path: Path) -> None:
     """A process is killed while its file has its temporary name: the next to open removes it."""
     program = f"""
 import os, signal
-from pathlib import Path
 from support.store_writer import storage
-Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 import asyncio
 async def main():
     async with storage().open_storage("file:{tmp_path}") as store:

@@ -291,3 +291,28 @@ async def test_what_is_no_page_of_ours_is_left_out_of_the_books(tmp_path: Path) 
     async with rig.store(max_bytes=2**20) as store:
         assert store.stats().values == 2
         assert await store.exists(page_keys(1, line=5)) == [False]
+
+
+async def test_names_of_pages_do_not_wear_out_the_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interned strings lie in one table of the process, which many new names make grow anew."""
+    interned: list[str] = []
+    intern = sys.intern
+
+    def noted(text: str) -> str:
+        interned.append(text)
+        return intern(text)
+
+    monkeypatch.setattr(sys, "intern", noted)
+    for _ in range(2):
+        async with limited("file", tmp_path) as store:
+            for line in range(4):
+                keys = page_keys(8, line=line)
+                assert all(await store.put_from(keys, page_bytes(8)))
+                assert any(await store.exists(keys))
+                assert any(await store.get_into(keys, targets(8)))
+            assert store.stats().evicted > 0
+            await store.delete(page_keys(8, line=3))
+    names = {key.name for line in range(4) for key in page_keys(8, line=line)}
+    assert not names.intersection(interned)

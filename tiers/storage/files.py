@@ -2,6 +2,9 @@
 
 Works on any file system that renames atomically, network ones too; several processes may share a
 directory. A file that a crash of the machine left torn is found when it is read.
+
+Names of pages are plain strings here: `pathlib` interns every part of a path, in a table of the
+interpreter that every new name wears out, so that it is built anew again and again.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class FileStore(ThreadedBackend):
         super().__init__(max_bytes)
         self.path = path
         self.sync = sync
-        self._root = path / FOLDER
+        self._root = str(path / FOLDER)
         self._numbers = count()
         self._last_time = 0
         self._books = Chains()
@@ -59,14 +62,14 @@ class FileStore(ThreadedBackend):
 
     def _open(self) -> None:
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
+            os.makedirs(self._root, exist_ok=True)
             self._books = Chains()
             found = []
             for path in self._files():
-                if path.name.endswith(TEMPORARY):
+                if path.endswith(TEMPORARY):
                     _remove_left_over(path)
                 elif self.max_bytes:
-                    found.append((path.stat().st_mtime_ns, path))
+                    found.append((os.stat(path).st_mtime_ns, path))
             # A file's time is that of its last use.
             for _, path in sorted(found):
                 self._enter(path)
@@ -74,32 +77,32 @@ class FileStore(ThreadedBackend):
             raise StorageFailed(f"file: {self.path}: {error}") from error
         self._evict(self._books.next_number)
 
-    def _enter(self, path: Path) -> None:
-        chain, _, pool = path.name.rpartition(".")
+    def _enter(self, path: str) -> None:
+        chain, _, pool = os.path.basename(path).rpartition(".")
         try:
-            with path.open("rb") as file:
+            with open(path, "rb") as file:
                 head = read_head(file.read(HEAD_MAX))
                 size = os.fstat(file.fileno()).st_size
         except (BadFrame, FileNotFoundError):
-            path.unlink(missing_ok=True)
+            _unlink(path)
             return
         self._books.add(chain, head.parent, pool, _on_disk(size))
 
-    def _files(self) -> Iterator[Path]:
+    def _files(self) -> Iterator[str]:
         with os.scandir(self._root) as shards:
             folders = [shard.path for shard in shards if shard.is_dir()]
         for folder in folders:
             with os.scandir(folder) as files:
                 names = [file.path for file in files]
-            yield from map(Path, names)
+            yield from names
 
-    def _path(self, chain: str, pool: str) -> Path:
+    def _path(self, chain: str, pool: str) -> str:
         shard = xxhash.xxh3_64_intdigest(chain.encode()) % SHARDS
-        return self._root / f"{shard:03x}" / f"{chain}.{pool}"
+        return f"{self._root}/{shard:03x}/{chain}.{pool}"
 
     def _exists(self, keys: Sequence[PageKey], permit: Permit) -> list[bool]:
         try:
-            return [self._path(key.chain, key.pool).exists() for key in keys]
+            return [_is_there(self._path(key.chain, key.pool)) for key in keys]
         except OSError as error:
             raise StorageFailed(f"file: {self.path}: {error}") from error
 
@@ -118,7 +121,7 @@ class FileStore(ThreadedBackend):
         permit.check()
         path = self._path(key.chain, key.pool)
         try:
-            with path.open("rb", buffering=0) as file:
+            with open(path, "rb", buffering=0) as file:
                 frame = self._scratch(min(os.fstat(file.fileno()).st_size, len(target) + HEAD_MAX))
                 size = 0
                 # Into memory of our own: a disk that hangs must not hold the caller's.
@@ -177,8 +180,8 @@ class FileStore(ThreadedBackend):
         self._delete([key])
         return False
 
-    def _write_file(self, chain: str, path: Path, frame: bytearray) -> None:
-        temporary, file = self._create(path.parent)
+    def _write_file(self, chain: str, path: str, frame: bytearray) -> None:
+        temporary, file = self._create(os.path.dirname(path))
         try:
             try:
                 # Who holds the lock is alive: others leave the file alone when they clean up.
@@ -190,23 +193,23 @@ class FileStore(ThreadedBackend):
                     self._touch(chain, file)
                 if self.sync:
                     os.fdatasync(file)
-                temporary.replace(path)
+                os.replace(temporary, path)
             finally:
                 os.close(file)
         except BaseException:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                os.unlink(temporary)
             raise
 
-    def _create(self, folder: Path) -> tuple[Path, int]:
+    def _create(self, folder: str) -> tuple[str, int]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         for _ in range(1024):
             # A process with our number, here before or on another machine, may have the name.
-            temporary = folder / f".{os.getpid()}-{next(self._numbers)}{TEMPORARY}"
+            temporary = f"{folder}/.{os.getpid()}-{next(self._numbers)}{TEMPORARY}"
             try:
                 return temporary, os.open(temporary, flags, 0o644)
             except FileNotFoundError:
-                folder.mkdir(parents=True, exist_ok=True)
+                os.makedirs(folder, exist_ok=True)
             except FileExistsError:
                 continue
         raise StorageFailed(f"file: {folder}: no name is free for a new file")
@@ -224,13 +227,13 @@ class FileStore(ThreadedBackend):
                 for pool in pools:
                     self._books.remove(chain, pool)
             for pool in pools:
-                self._path(chain, pool).unlink(missing_ok=True)
+                _unlink(self._path(chain, pool))
             self.counters.evicted += len(pools)
 
     def _delete(self, keys: Sequence[PageKey]) -> None:
         try:
             for key in keys:
-                self._path(key.chain, key.pool).unlink(missing_ok=True)
+                _unlink(self._path(key.chain, key.pool))
         except OSError as error:
             raise StorageFailed(f"file: {self.path}: {error}") from error
         with self._lock:
@@ -240,8 +243,8 @@ class FileStore(ThreadedBackend):
     def _clear(self) -> None:
         try:
             for path in self._files():
-                if not path.name.endswith(TEMPORARY):
-                    path.unlink(missing_ok=True)
+                if not path.endswith(TEMPORARY):
+                    _unlink(path)
         except OSError as error:
             raise StorageFailed(f"file: {self.path}: {error}") from error
         with self._lock:
@@ -257,11 +260,26 @@ def _on_disk(size: int) -> int:
     return (size + _BLOCK - 1) // _BLOCK * _BLOCK
 
 
-def _remove_left_over(path: Path) -> None:
+def _is_there(path: str) -> bool:
+    """Return whether there is a file; a directory or a disk that can not be read raises OSError."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unlink(path: str) -> None:
+    """Remove a file, if it is there."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _remove_left_over(path: str) -> None:
     """Remove a file that its writer never renamed, unless the writer is still at it."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        path.unlink(missing_ok=True)
+        _unlink(path)
