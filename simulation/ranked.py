@@ -200,6 +200,7 @@ class Ranks:
 
     async def _restart(self, hard: bool) -> None:
         await self.world.restart(hard)
+        self.world.share_prompts()
         for one in self.schedulers:
             await one.leave()
             one.say = []

@@ -251,6 +251,12 @@ class World:
         if len(past) > PAST:
             del past[next(iter(past))]
 
+    def share_prompts(self) -> None:
+        """Let all ranks choose from what the first one knows: one may have missed an answer."""
+        for rank in range(1, self.setup.ranks):
+            self.recent[rank] = list(self.recent[0])
+            self.past[rank] = dict(self.past[0])
+
     # -- the device -------------------------------------------------------------------------
 
     def later(self, seconds: float, work: Callable[[], None]) -> asyncio.Future[None]:

@@ -13,6 +13,7 @@ from radixtide.simulation import script as s
 from radixtide.simulation.case import Case
 from radixtide.simulation.loop import SimulatedLoop
 from radixtide.simulation.plan import FaultPlan
+from radixtide.simulation.ranked import Ranks
 from radixtide.simulation.run import run_case
 from radixtide.simulation.scheduler import Scheduler
 from radixtide.simulation.scheduler_base import EraOver
@@ -24,16 +25,19 @@ SEEDS = range(8)
 PROMPT = s.Prompt(shared=3)
 
 
-def in_a_world(seed: int, work: Callable[[World, Scheduler], Coroutine[Any, Any, None]]) -> None:
+def in_a_world(
+    seed: int, work: Callable[[World, Scheduler], Coroutine[Any, Any, None]], ranks: int = 1
+) -> None:
     """Run `work` with an open world and a scheduler in it."""
     loop = SimulatedLoop(seed)
-    case = Case(setup=Setup(), plan=FaultPlan.none(), seed=seed, scripts=((), ()))
+    case = Case(setup=Setup(ranks=ranks), plan=FaultPlan.none(), seed=seed, scripts=((), ()))
     world = World(case, loop, None, None, None)
 
     async def run() -> None:
         await world.start()
         await work(world, Scheduler(world, 0))
-        await world.close(world.caches[0], 1.0)
+        for cache in world.caches:
+            await world.close(cache, 1.0)
 
     loop.run(run())
     assert world.violations == []
@@ -97,3 +101,21 @@ def test_a_hold_of_a_cache_that_is_closed_is_no_lock_of_the_next(seed: int, leav
     )
     case = Case(setup=Setup(), plan=FaultPlan.none(), seed=seed, scripts=(held, restarts))
     assert run_case(case).violations == []
+
+
+def test_ranks_that_begin_anew_choose_from_the_same_prompts() -> None:
+    """A crash that costs one of them an answer parts what they know, until they begin anew."""
+
+    async def work(world: World, _: Scheduler) -> None:
+        world.remember(0, 0, (1, 2, 3))
+        world.remember(1, 0, (4, 5))
+        ranks = Ranks(world)
+        await ranks.run((s.Restart(hard=1),))
+        again = s.Prompt(again=1)
+        assert [one.prompt(again) for one in ranks.schedulers] == [(0, (1, 2, 3))] * 2
+        assert world.past[0] == world.past[1]
+        # Each goes on with what it learns itself.
+        world.remember(1, 0, (6,))
+        assert world.recent[0] != world.recent[1]
+
+    in_a_world(1, work, ranks=2)
