@@ -119,15 +119,17 @@ def end_store(state: State, job: Job, report: StoreDone) -> Generator[Any, Any, 
     tiers.counters.store_failures += failed
     first = nodes[0]
     if report.orphan and first.id not in tiers.orphans:
-        # The store has lost what comes before: that first, then this again; once.
-        parent = first.parent
-        assert parent is not None
-        parent.tiers &= ~IN_STORAGE
-        yield state.all(NoteStored([parent], stored=False))
+        # The store has lost what comes before: that first, then this again; once. Of what had got
+        # more since it was stored, nothing counts as stored: nobody gets to it past what is lost.
+        assert first.parent is not None
+        lost = [first.parent, *(node for node in nodes if node.tiers & IN_STORAGE)]
+        for node in lost:
+            node.tiers &= ~IN_STORAGE
+        yield state.all(NoteStored(lost, stored=False))
         tiers.orphans.add(first.id)
         tiers.to_store.extend(nodes)
         return
-    tiers.orphans.discard(first.id)
+    tiers.orphans.difference_update(node.id for node in nodes)
     for node in nodes:
         waiting = tiers.after_parent.pop(node.id, [])
         tiers.waiting.difference_update(one.id for one in waiting)

@@ -106,6 +106,32 @@ async def test_k11_9_a_store_that_raises_stops_nothing_and_leaks_nothing(
 
 
 @everywhere
+async def test_k11_11_what_is_stored_once_more_brings_a_parent_back_that_the_store_has_lost(
+    delivery: Delivery, components: Components, page_size: int, tmp_path: Path
+) -> None:
+    """A node that got more is written again, and what comes before it is gone: both are written."""
+    fields: dict[str, Any] = {"page_size": page_size, "url": address(tmp_path), "storage": PATIENT}
+    async with tiers(delivery, components, **fields) as t:
+        await t.put(t.key(4))
+        await t.put(t.key(8), prev=4)
+        await t.settle()
+        for path in (tmp_path / "store").rglob("*"):
+            if path.is_file() and path.name.startswith(tuple(chains(t, 4))):
+                path.unlink()
+        books = t.cache._state.tiers
+        assert books is not None
+        (leaf,) = (node for node in t.cache._tree if node.length == node.start == 4 * t.page)
+        books.again_stored.add(leaf)
+        books.queue_store(leaf)
+        await t.settle()
+        assert [end for _, end, bits in t.picture() if "S" in bits] == [4, 8]
+        assert not books.orphans
+    async with tiers(delivery, components, **fields) as t:
+        assert await fetched(t, t.key(8)) == 8
+        assert await t.load(t.key(8)) == 8
+
+
+@everywhere
 @policies
 async def test_k11_11_parents_are_stored_before_their_children_and_all_of_them(
     delivery: Delivery, components: Components, page_size: int, policy: str, tmp_path: Path
