@@ -59,8 +59,11 @@ def _of_mail(cache: CacheLife) -> Iterator[str]:
             if not stream.whole:
                 yield f"{cell.name} waits for what {sender} told it before"
         if isinstance(cell, ConversingCell):
-            yield from _filled(f"what {cell.name} has set aside", cell.stalled)
-            yield from _filled(f"lines before {cell.name}", cell.lines)
+            # A queue that the last has left may stay.
+            aside = [mail for queue in cell.stalled.values() for mail in queue]
+            yield from _filled(f"what {cell.name} has set aside", aside)
+            lines = [mail for queue in cell.lines.values() for mail in queue]
+            yield from _filled(f"lines before {cell.name}", lines)
 
 
 def _filled(name: str, things: Collection[Any]) -> Iterator[str]:
