@@ -264,7 +264,7 @@ def _is_there(path: str) -> bool:
     """Return whether there is a file; a directory or a disk that can not be read raises OSError."""
     try:
         os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return True
 
