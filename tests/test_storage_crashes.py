@@ -86,6 +86,7 @@ async def test_after_our_own_death_pages_are_right_or_missing(
     url, limit, told = killed[kind]
     async with open_storage(url, max_bytes=limit) as store:
         right = 0
+        orphaned = []
         # Beyond what it told lies what it was at when it died.
         for line in range(max(told) + 3):
             there: dict[PageKey, bool] = {}
@@ -108,7 +109,11 @@ async def test_after_our_own_death_pages_are_right_or_missing(
                     # (Mooncake also loses what was being replaced.)
                     assert all(found), (line, found)
             stored = {key.chain for key, found_one in there.items() if found_one}
-            assert all(key.parent in stored for key in there if there[key] and key.parent)
+            if not all(key.parent in stored for key in there if there[key] and key.parent):
+                orphaned.append(line)
+        # Only Mooncake may lose a node before those that follow it (readers take what leads only):
+        # the one that the second process was replacing when it died.
+        assert len(orphaned) <= (kind == "mooncake"), orphaned
         assert right > 10
         assert store.stats().bad == 0
         if limit:
