@@ -81,10 +81,15 @@ def _damaged(job: Job, report: CopyDone, nodes: list[Node]) -> list[Node]:
 
 
 def _shrink_users(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, bool]:
-    """Let all who wait for `job` have the device part; return whether one has gone on without."""
+    """Let all who wait for `job` have the device part; return whether one has gone on without.
+
+    Where a component was silent this is done anew, and a record may wait for several jobs that
+    fail: who has gone on is asked of those too that heard of it before.
+    """
     gone_on = False
     for record in users_of(tiers, job):
         if record.failed:
+            gone_on = gone_on or record.gone_on
             continue
         node = yield from _usable(state, _above(record.node, record.device))
         held = state.receipts.get(record.receipt)
