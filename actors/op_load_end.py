@@ -41,14 +41,15 @@ def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, N
     report: CopyDone = job.report
     nodes = list(job.nodes)
     keep = report.ok and not job.attempts and stands(job)
-    if not keep and not job.attempts:
+    fails = not keep and not job.attempts
+    gone_on = fails and (yield from _shrink_users(state, tiers, job))
+    if gone_on or (fails and any(builders(tiers, job))):
+        # A request has gone on with these slots, or with what is bound to them: they are
+        # nobody's until it is done.
+        job.attempts = 1
         tiers.counters.loads_failed += 1
-        if (yield from _shrink_users(state, tiers, job)) or any(builders(tiers, job)):
-            # A request has gone on with these slots, or with what is bound to them: they are
-            # nobody's until it is done.
-            job.attempts = 1
-            tiers.condemned.update(node for node in nodes if not node.tiers & ON_DEVICE)
-            return
+        tiers.condemned.update(node for node in nodes if not node.tiers & ON_DEVICE)
+        return
     yield state.all(EndLoad(nodes, keep, job.number))
     yield state.all(UnpinHost(list(job.pinned)))
     assert job.lock is not None
@@ -61,6 +62,8 @@ def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, N
             node.tiers |= ON_DEVICE
         tiers.requeue(nodes)
     else:
+        # Counted with the books, last: all before may be done anew.
+        tiers.counters.loads_failed += fails
         tiers.condemned.difference_update(nodes)
     if report.bad and not keep:
         tiers.counters.bad_pages += sum(len(pages) for pages in report.bad.values())
