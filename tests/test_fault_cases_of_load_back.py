@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
 
-from radixtide import AllocateParams, Busy, CallTimeout, Request
+from radixtide import AllocateParams, Busy, CallTimeout, OutOfSlots, Request
 from radixtide.configs.errors import LoadFailed
-from support.actors import turns
+from support.actors import turns, until
 from support.caches import Delivery, state_of
+from support.interceptors import Stall
 from support.marks import key_marks
 from support.tier_config import Components, everywhere, with_another, with_window
 from support.tiered import Tiers, soon, tiers
@@ -131,6 +133,49 @@ async def test_k10_3_when_a_shared_load_fails_all_who_wait_fall_back(
         assert await t.hit(t.key(8)) == (4, 4)
         assert await t.load(t.key(8)) == 8
         assert await t.count("loads_failed") == 1
+
+
+@everywhere
+async def test_k10_3_a_request_that_went_on_keeps_its_slots_however_often_a_failure_is_told(
+    delivery: Delivery, components: Components, page_size: int
+) -> None:
+    """While the locks of others who share the load are moved a component is silent."""
+    async with tiers(delivery, components, page_size=page_size) as t:
+        await on_host(t, 4, 8)
+        req = Request("r", t.span(8), req_pool_idx=t.cache.req_to_token_pool.alloc())
+        await t.match(t.key(8), req=req, lock=True)
+        t.engine.hold("load")
+        its = await t.cache.load_back(await t.match(t.key(8)), req)
+        its_slots = set(its.device_indices.tolist())
+        others = await t.cache.load_back(await t.match(t.key(8)))
+        await t.cache.allocate(AllocateParams(page_size, req=req))
+        await t.engine.arrived(1)
+        silent = Stall("full")
+        t.cache.add_interceptor(silent)
+        other = await soon(t.put(t.key(t.span(2, 300))))
+        # The coordinator waits no longer: what needs the component is put off until it answers.
+        await until(lambda: any(type(one.message).__name__ == "Ping" for one, _ in silent.held))
+        t.engine.fail()
+        ledger = state_of(t.cache).ledger
+        await until(lambda: any(entry.spoiled for entry in ledger.entries()))
+        silent.release()
+        t.cache.remove_interceptor(silent)
+        assert await others.wait() == await its.wait() == 0
+        await other
+        taken = []
+        with contextlib.suppress(OutOfSlots):
+            while True:
+                taken.append((await t.cache.allocate(AllocateParams(page_size))).indices)
+                assert its_slots.isdisjoint(taken[-1].tolist())
+        assert taken
+        assert await t.count("loads_failed") == 1
+        for slots in taken:
+            await t.cache.free(slots)
+        await others.close()
+        await t.cache.abort_req(req)
+        t.engine.hold_no_more()
+        assert await t.load(t.key(8)) == 8
+        await t.sound()
 
 
 @with_another
