@@ -62,7 +62,8 @@ def _of_mail(cache: CacheLife) -> Iterator[str]:
             # A queue that the last has left may stay.
             aside = [mail for queue in cell.stalled.values() for mail in queue]
             yield from _filled(f"what {cell.name} has set aside", aside)
-            lines = [mail for queue in cell.lines.values() for mail in queue]
+            # What was answered meanwhile (it was sent again, and refused) is passed over there.
+            lines = [mail for queue in cell.lines.values() for mail in queue if not mail.settled]
             yield from _filled(f"lines before {cell.name}", lines)
 
 
