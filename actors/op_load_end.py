@@ -42,8 +42,7 @@ def _end_load(state: State, tiers: TierState, job: Job) -> Generator[Any, Any, N
     nodes = list(job.nodes)
     keep = report.ok and not job.attempts and stands(job)
     fails = not keep and not job.attempts
-    gone_on = fails and (yield from _shrink_users(state, tiers, job))
-    if gone_on or (fails and any(builders(tiers, job))):
+    if fails and ((yield from _shrink_users(state, tiers, job)) or any(builders(tiers, job))):
         # A request has gone on with these slots, or with what is bound to them: they are
         # nobody's until it is done.
         job.attempts = 1
