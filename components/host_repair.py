@@ -70,7 +70,8 @@ def drop_doubtful_transfers(part: HostTier, node: Node, device: Sieve, host: Sie
         if not (needed and host.takes(link.arriving, count, held=True)):
             link.arriving = None
     if link.loading is not None:
-        needed = link.host_pins and data.host_value is not None and data.value is None
+        # Also where an insert brought a value meanwhile: the copy into these slots goes on.
+        needed = link.host_pins and data.host_value is not None
         if not (needed and device.takes(link.loading, count, held=True)):
             link.loading = None
 

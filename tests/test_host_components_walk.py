@@ -179,6 +179,8 @@ class Walker:
         full, others = self.world.full, self.world.parts[1:]
         # What a touch made smaller is found late; once all was looked at, nothing is.
         full.drive_host_eviction(10**6)
+        # And leaves that were locked where they were are gone then.
+        full.drive_eviction(10**6)
         orders: list[Iterable[ComponentData | HostLink]] = [full.leaves, *full.host_orders]
         return [
             [part.describe(node) for node in self.world.tree for part in self.world.parts],
