@@ -11,9 +11,10 @@ from its first message that applies it runs to its end.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from radixtide.actors.actor import Actor, Conversation, Round, conversation
 from radixtide.actors.cell import SAMPLE, Cell
@@ -22,6 +23,9 @@ from radixtide.configs.errors import RadixtideError
 
 if TYPE_CHECKING:
     from radixtide.actors.system import ActorSystem
+
+NOTHING: Final = ()
+"""The answers to a question that was not asked yet."""
 
 
 class Exchange:
@@ -93,29 +97,43 @@ class ConversingCell(Cell):
         started = 0.0 if handled % SAMPLE else perf_counter()
         applied = False
         asked: Cell = self
-        answers: list[Any] = []
+        request: Any = None
+        answers: Sequence[Any] = NOTHING
         try:
             reply = self.handlers[message.__class__](message)
+            # `cell.handle_now`, without the call: this is the way of nearly all messages.
             while reply.__class__ is Round:
-                if not _all_idle(reply.cells):
-                    break
-                # `cell.handle_now`, without the call: this is the way of nearly all messages.
-                request = reply.message
-                answers = []
-                for cell in reply.cells:
-                    asked = cell
-                    cell.handled += 1
-                    answers.append(cell.handlers[request.__class__](request))
-                asked = self
-                applied = applied or request.applies
-                reply = reply.then(reply.state, reply.context, answers)
-            if reply.__class__ is Round:
+                if answers:
+                    applied = applied or request.applies
+                cells = reply.cells
+                for cell in cells:
+                    if not cell.idle or cell.__class__ is not Cell:
+                        break
+                else:
+                    request = reply.message
+                    kind = request.__class__
+                    if len(cells) == 1:
+                        answers = NOTHING
+                        asked = cell
+                        cell.handled += 1
+                        answers = [cell.handlers[kind](request)]
+                    else:
+                        answers = []
+                        for cell in cells:
+                            asked = cell
+                            cell.handled += 1
+                            answers.append(cell.handlers[kind](request))
+                    asked = self
+                    then = reply.then
+                    reply = then(reply.state, reply.context, answers)
+                    continue
                 reply = conversation(reply)
+                break
             if reply.__class__ is GeneratorType:
                 # From here on others get their turn: this cell is taken.
                 self.idle = False
                 self.busy = True
-                applied = applied or is_final(message)
+                applied = applied or is_final(message) or (bool(answers) and request.applies)
                 reply = self._drive(reply, None, None, None, None, message, applied)
                 if reply is PARKED:
                     return reply
@@ -128,6 +146,7 @@ class ConversingCell(Cell):
         except Exception as error:  # noqa: BLE001  # any crash is the supervisor's
             if asked is not self:
                 return self._ask_again(asked, reply, answers, error, message, applied)
+            applied = applied or (bool(answers) and request.applies)
             return self.crashed_now(message, error, applied)
         if started:
             self.times.add_handling(perf_counter() - started)
@@ -137,7 +156,7 @@ class ConversingCell(Cell):
         self,
         asked: Cell,
         question: Round,
-        answers: list[Any],
+        answers: Sequence[Any],
         error: Exception,
         message: Any,
         applied: bool,
@@ -393,14 +412,6 @@ class ConversingCell(Cell):
 def is_final(message: Any) -> bool:
     """Return whether an operation must run to its end from its beginning on."""
     return getattr(message, "final", False)
-
-
-def _all_idle(cells: list[Cell]) -> bool:
-    """Return whether all `cells` can be given a message in the sender's stack."""
-    for cell in cells:  # noqa: SIM110  # a generator costs more than the one or two rounds here
-        if not cell.idle or cell.__class__ is not Cell:
-            return False
-    return True
 
 
 def _is_applied(calls: list[tuple[Cell, Any]], replies: list[Any]) -> bool:

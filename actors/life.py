@@ -336,11 +336,13 @@ class CacheLife:
     async def _take(self, message: Any, timeout: float | None) -> Any:
         """Run a call that takes: the turn is given up before, when nothing can be lost."""
         seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
-        self._turns -= 1
-        if self._turns <= 0:
+        self._turns = turns = self._turns - 1
+        if turns <= 0:
             self._turns = self._turn_limit
             await asyncio.sleep(0)
-        cell = self._coordinator or self._closed()
+        cell = self._coordinator
+        if cell is None:
+            cell = self._closed()
         reply = cell.handle_now(message) if cell.idle else QUEUE
         if reply.__class__ is Sentinel:
             reply = await cell.system.pending(cell, message, reply, seconds, False).wait()
@@ -349,14 +351,16 @@ class CacheLife:
     async def _give(self, message: Any, timeout: float | None) -> Any:
         """Run a call that gives: the turn is given up after, when it is carried out."""
         seconds = self._timeout if timeout is None else as_seconds(timeout, "timeout")
-        cell = self._coordinator or self._closed()
+        cell = self._coordinator
+        if cell is None:
+            cell = self._closed()
         reply = cell.handle_now(message) if cell.idle else QUEUE
         if reply.__class__ is Sentinel:
             reply = await cell.system.pending(cell, message, reply, seconds, True).wait()
         if self._given is not None:
             self._given.set()
-        self._turns -= 1
-        if self._turns <= 0:
+        self._turns = turns = self._turns - 1
+        if turns <= 0:
             self._turns = self._turn_limit
             await asyncio.sleep(0)
         return reply

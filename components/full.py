@@ -80,7 +80,7 @@ class FullComponent(FullHost):
         if not path:
             return EMPTY.copy()
         data = path[-1].primary
-        if data.order_key is not None:
+        if data.order_key is not None and not data.lock_ref:
             self.leaves.refresh(data)
         if len(path) == 1:
             assert data.value is not None
@@ -145,7 +145,7 @@ class FullComponent(FullHost):
                 self._attach(leaves, slots)
         elif walk.path:
             data = walk.path[-1].primary
-            if data.order_key is not None:
+            if data.order_key is not None and not data.lock_ref:
                 self.leaves.refresh(data)
         running = job.running
         if first >= there and not running:
@@ -184,7 +184,7 @@ class FullComponent(FullHost):
         assert parent is not None
         above = parent.primary
         if above.order_key is not None:
-            self.leaves.remove(above)
+            self.drop_leaf(above)
         begin = 0
         end = len(slots)
         for leaf in leaves:
@@ -212,7 +212,7 @@ class FullComponent(FullHost):
             below.value = value[cut:].copy()
             above.device_children = 1
         above.lock_ref = 1 if below.lock_ref else 0
-        if below.order_key is not None:
+        if below.order_key is not None and not below.lock_ref:
             self.leaves.refresh(below)
         if below.host_link is not None:
             self.split_host(prefix, suffix)
@@ -239,7 +239,7 @@ class FullComponent(FullHost):
             else:
                 self.demote(data, data.host_link)
             if data.order_key is not None:
-                self.leaves.remove(data)
+                self.drop_leaf(data)
             gone.append(value)
             self._lost_child(node)
         if not gone:
@@ -259,7 +259,7 @@ class FullComponent(FullHost):
 
     def lru_lengths(self) -> tuple[int | None, int | None]:
         """Return how many device leaves are evictable, and how many host values can go."""
-        return len(self.leaves), sum(map(len, self.host_orders))
+        return len(self.leaves) - self.lodgers, sum(map(len, self.host_orders))
 
     def is_evictable_leaf(self, node: Node, data: ComponentData) -> bool:
         """Return whether `node` has data, no child with data, no lock, and is not the root."""
@@ -278,7 +278,8 @@ class FullComponent(FullHost):
         """Return leaves in policy order until they hold `target` slots.
 
         A parent whose last child is chosen joins with its own key, so a chain can go bottom-up in
-        one plan. Cost O(victims · log victims).
+        one plan. Locked leaves that are still in the order are taken out of it on the way: once a
+        lock. Cost O(victims · log victims).
         """
         victims: list[Node] = []
         if target <= 0:
@@ -290,7 +291,12 @@ class FullComponent(FullHost):
         leaves = iter(self.leaves)
         head = next(leaves, None)
         got = 0
+        lodgers: list[ComponentData] = []
         while got < target and (head is not None or late):
+            if head is not None and head.lock_ref:
+                lodgers.append(head)
+                head = next(leaves, None)
+                continue
             if head is not None and (not late or head.order_key <= late[0][0]):
                 node = head.node
                 head = next(leaves, None)
@@ -310,6 +316,8 @@ class FullComponent(FullHost):
             chosen[parent] = count
             if count == above.device_children and not above.lock_ref:
                 heapq.heappush(late, (key(parent), parent.id, parent))
+        for data in lodgers:
+            self.drop_leaf(data)
         return victims
 
     def judge(self, nodes: Sequence[Node]) -> list[bool]:

@@ -114,12 +114,14 @@ def _audit_locks(
 def _audit_order(full: FullComponent, nodes: list[Node], found: list[Violation]) -> None:
     index = full.index
     in_order: list[Node] = []
+    lodgers = 0
     previous = None
     for data in full.leaves:
         node = data.node
         assert node is not None
         in_order.append(node)
-        if data.order_key != full.policy.key(node):
+        lodgers += bool(data.lock_ref)
+        if not data.lock_ref and data.order_key != full.policy.key(node):
             found.append(
                 Violation("lru", f"{node} is ordered by {data.order_key}, not by its present key")
             )
@@ -133,7 +135,17 @@ def _audit_order(full: FullComponent, nodes: list[Node], found: list[Violation])
     for node in sorted(leaves - members, key=lambda one: one.id):
         found.append(Violation("leaf_sets", f"{node} is an evictable leaf but not in the set"))
     for node in sorted(members - leaves, key=lambda one: one.id):
-        found.append(Violation("leaf_sets", f"{node} is in the set but no evictable leaf"))
+        data = node.component_data[index]
+        if not data.lock_ref or data.value is None or data.device_children:
+            found.append(Violation("leaf_sets", f"{node} is in the set but no evictable leaf"))
+    if lodgers != full.lodgers:
+        found.append(
+            Violation(
+                "leaf_sets",
+                f"the {full.name} leaves count {full.lodgers} locked ones beside the set, "
+                f"hold {lodgers}",
+            )
+        )
 
 
 def _audit_host_locks(

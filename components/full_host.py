@@ -31,14 +31,19 @@ MIRRORS: Final = 2
 
 
 class FullHost(HostTier):
-    """The part of the Full component below the device.
+    """The part of the Full component below the device, and what both tiers' books share.
 
+    ``leaves``: the evictable leaves, and beside them leaves that were locked since: a lock leaves
+    its leaf where it is, for it is mostly let go soon, and an eviction that meets one sends it
+    away. ``lodgers``: how many of those there are.
     ``host_orders``: the three sets of nodes whose host value can go, in the order of their turn.
     """
 
     def __init__(self, config: CacheConfig, tree: RadixTree, index: int) -> None:
         self.policy = make_policy(config.eviction)
+        self.order_key = self.policy.key
         self.leaves: LeafOrder[ComponentData] = LeafOrder(self.policy)
+        self.lodgers = 0
         self.host_orders = self.make_host_orders()
         super().__init__(config, tree, index)
 
@@ -50,7 +55,14 @@ class FullHost(HostTier):
         """Forget all nodes and free all slots."""
         super().reset()
         self.leaves = LeafOrder(self.policy)
+        self.lodgers = 0
         self.host_orders = self.make_host_orders()
+
+    def drop_leaf(self, data: ComponentData) -> None:
+        """Take a leaf of the device, locked or not, out of the order. O(1) or O(log n)."""
+        self.leaves.remove(data)
+        if data.lock_ref:
+            self.lodgers -= 1
 
     # -- device values that come and go --------------------------------------------------
 
@@ -64,7 +76,7 @@ class FullHost(HostTier):
         assert parent is not None and not data.device_children
         above = parent.primary
         if above.order_key is not None:
-            self.leaves.remove(above)
+            self.drop_leaf(above)
         above.device_children += 1
         link = data.host_link
         in_order = link is not None and link.order_key is not None
@@ -103,8 +115,8 @@ class FullHost(HostTier):
         if parent is None:
             return
         data = node.primary
-        if data.order_key is not None:
-            self.leaves.remove(data)
+        if data.order_key is not None and not data.lock_ref:
+            self.lodgers += 1
         at = node
         while parent is not None:
             data = at.primary
@@ -118,7 +130,7 @@ class FullHost(HostTier):
             deepest = self.device_depth(node)
             moved = max(deepest.end - at.end, 0)
             if moved and deepest.primary.order_key is not None:
-                self.leaves.remove(deepest.primary)
+                self.lodgers += 1
         self.evictable -= moved
         self.protected += moved
 
@@ -139,14 +151,20 @@ class FullHost(HostTier):
         if moved:
             data = node.primary
             if data.value is None:
-                deepest = self.device_depth(node)
-                moved = max(deepest.end - at.end, 0)
-                data = deepest.primary
+                node = self.device_depth(node)
+                moved = max(node.end - at.end, 0)
                 if not moved:
                     return 0
+                data = node.primary
             self.protected -= moved
             self.evictable += moved
-            if not data.device_children:
+            if data.order_key is not None:
+                self.lodgers -= 1
+                key = self.order_key
+                if key(node) != data.order_key:
+                    # Touched under the lock.
+                    self.leaves.refresh(data)
+            elif not data.device_children:
                 self.leaves.add(data)
         return moved
 
@@ -184,7 +202,7 @@ class FullHost(HostTier):
         touched as well: the deepest of it gets its new place.
         """
         data = self.device_depth(path[-1]).primary
-        if data.order_key is not None:
+        if data.order_key is not None and not data.lock_ref:
             self.leaves.refresh(data)
         return sum(node.length for node in path[first:] if node.primary.value is None)
 
@@ -198,7 +216,7 @@ class FullHost(HostTier):
         """
         super().commit_fetch(nodes, slots, digests)
         data = self.device_depth(nodes[0]).primary
-        if data.order_key is not None:
+        if data.order_key is not None and not data.lock_ref:
             self.leaves.refresh(data)
         for node in nodes:
             link = node.primary.host_link

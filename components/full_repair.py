@@ -56,6 +56,7 @@ def rebuild_full(
 ) -> list[Node]:
     """Recompute counts, sizes, orders and books from values, receipts and jobs. O(N + pool)."""
     full.leaves = LeafOrder(full.policy)
+    full.lodgers = 0
     full.host_orders = full.make_host_orders()
     for holder in set(full.holdings) - holders - {ANONYMOUS}:
         del full.holdings[holder]

@@ -127,10 +127,10 @@ DAMAGES: tuple[Damage, ...] = (
         derived=True,
     ),
     Damage(
-        "a_locked_leaf_is_in_the_set",
+        "a_locked_leaf_in_the_order_is_not_counted",
         "leaf_sets",
-        "is in the set but no evictable leaf",
-        lambda w: w.full.leaves.add(w.data(w.right)),
+        "locked ones beside the set, hold",
+        _set(lambda w: w.full, "lodgers", lambda was: was - 1),
         derived=True,
     ),
     Damage(
@@ -141,10 +141,10 @@ DAMAGES: tuple[Damage, ...] = (
         derived=True,
     ),
     Damage(
-        "a_pinned_leaf_is_in_the_set",
+        "a_leaf_that_is_not_in_the_order_is_counted_as_locked",
         "leaf_sets",
-        "is in the set but no evictable leaf",
-        lambda w: w.full.leaves.add(w.data(w.pinned)),
+        "locked ones beside the set, hold",
+        _set(lambda w: w.full, "lodgers", lambda was: was + 1),
         derived=True,
     ),
     Damage(
